@@ -40,6 +40,7 @@ COMMANDS = {
     "report": "show the records of a run: tables (terminal, markdown, LaTeX, Typst, CSV), figures, HTML",
     "advise": "try what makes a step faster or smaller, keep what is proved, and print the command",
     "compare": "compare two runs: ratio of the times, confidence interval, verdict",
+    "ab": "compare two commands, files or revisions in turn, until the verdict is safe; for CI too",
     "analyze": "analyze a trace of nsys, torch.profiler or rocprofv3: kernels, phases, layers, idle time",
     "snapshot": "analyze a CUDA memory snapshot of PyTorch: the peak, its categories, its largest allocations",
     "course": "run the tasks of a systems course (CS336, assignment 2), and list which are done",
@@ -144,6 +145,7 @@ def _dispatch(command: str, words: Sequence[str]) -> int:
 
     refuse_unknown(words, module.ARGS, f"cs-systems {command}")
     check_words(words, module.ARGS)
+    words, rest = _without_rest(words, module.ARGS)
     try:
         with standard_output(), _printable_parser_errors(words):
             args = tyro.cli(
@@ -158,10 +160,22 @@ def _dispatch(command: str, words: Sequence[str]) -> int:
         _flush()  # also after --help, where tyro exits
     from cs_systems.cli._options import typed
 
+    if rest:
+        from dataclasses import replace
+
+        args = replace(args, rest=rest)
     _say_editions(args)
     with typed(words):
         status: int = module.run(args)
     return status
+
+
+def _without_rest(words: Sequence[str], kind: Any) -> tuple[Sequence[str], tuple[str, ...]]:
+    """Return the words before `--` and those after it, which are another program's, if the command has a `rest`."""
+    if "--" not in words or not hasattr(kind, "rest"):
+        return words, ()
+    place = words.index("--")
+    return words[:place], tuple(words[place + 1 :])
 
 
 def _say_editions(args: Any) -> None:

@@ -6,7 +6,6 @@ results and exit status; the report goes to standard error.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -74,7 +73,7 @@ def run(args: Run) -> int:
         raise ConfigError("no script is given; write it after --, as in cs-systems run -- train.py --lr 1e-3")
     if reason := _no_module(words[1]) if words[0] == "-m" else _no_script(words):
         raise ConfigError(reason)
-    first, last = _steps(args.steps)
+    first, last = parse_steps(args.steps)
     script, *arguments = words[1:] if words[0] == "-m" else [Path(words[0]).stem, *words[1:]]
     # Runs with other arguments are other cells: they are no repeats of each other.
     title = "".join(c if c.isprintable() and c != ":" else "_" for c in shlex.join([script, *arguments]))
@@ -85,12 +84,17 @@ def run(args: Run) -> int:
     options |= {"profile": profile, "snapshot": snapshot, "stop": args.stop}
     options |= {"record_host": args.record_host, "command": origin.command()}
     from cs_systems.cli._script import is_first_rank
+    from cs_systems.measure.runtime.program import script_command
 
     if is_first_rank():
         from cs_systems.measure.runtime.journal import Journal
 
         Journal.prepare(out)
-    return _below_nsys(options, words) if profile == "nsys" and is_first_rank() else _become(_command(options, words))
+    return (
+        _below_nsys(options, words)
+        if profile == "nsys" and is_first_rank()
+        else _become(script_command(options, words))
+    )
 
 
 def _no_script(words: Sequence[str]) -> str | None:
@@ -134,10 +138,6 @@ def _profilers(args: Run) -> tuple[str, bool]:
     return next(iter(found - {"memory"}), "none"), "memory" in found
 
 
-def _command(options: dict[str, Any], words: list[str]) -> list[str]:
-    return [sys.executable, "-m", "cs_systems.cli._script", json.dumps(options), *words]
-
-
 def _become(command: list[str]) -> NoReturn:
     sys.stdout.flush()
     os.execv(command[0], command)
@@ -149,6 +149,7 @@ def _below_nsys(options: dict[str, Any], words: list[str]) -> int:
     from cs_systems.core import plugins
     from cs_systems.measure.profilers import ProfilerUnusable
     from cs_systems.measure.profilers._nsys import last_line
+    from cs_systems.measure.runtime.program import script_command
     from cs_systems.record import read_records
 
     nsys, out = plugins.get("profilers", "nsys"), Path(options["out"])
@@ -160,7 +161,7 @@ def _below_nsys(options: dict[str, Any], words: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix=".nsys-", dir=out) as folder:
         report, left, messages = (Path(folder) / name for name in ("report", "records.jsonl", "messages.txt"))
         streams = [os.dup(1), os.dup(2)]  # nsys prints to standard output, which is the script's
-        command = _command(options | {"streams": streams, "handover": str(left)}, words)
+        command = script_command(options | {"streams": streams, "handover": str(left)}, words)
         with messages.open("w") as stream:
             child = subprocess.Popen(
                 nsys.launch(command, report, (), on_cuda), stdout=stream, stderr=stream, pass_fds=streams
@@ -198,7 +199,8 @@ def _with_report(record: RunRecord, nsys: Profiler, out: Path, report: Path) -> 
     return record
 
 
-def _steps(text: str) -> tuple[int, int]:
+def parse_steps(text: str) -> tuple[int, int]:
+    """Return the first and the last number of --steps. Raises ConfigError."""
     found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text)
     if not found or not 1 <= int(found[1]) < int(found[2]):
         raise ConfigError(

@@ -18,10 +18,10 @@ With B's times divided by r the same evidence tests "B takes r times as long". A
 interval which holds at every moment at once, a confidence sequence; both the verdict and the limits come from it.
 
 Sources: Ville (1939), Étude critique de la notion de collectif. Vovk & Wang (2024), Efficiency of nonparametric
-e-tests, for these bets on the symmetry of signs. Ramdas, Grünwald, Vovk & Shafer (2023), Game-theoretic statistics and safe
-anytime-valid inference. The order is drawn by the biased coin of Efron (1971), which balances the first position: the
-side that began fewer pairs begins the next one with a chance of 2/3. A sequential test by Student's t would need fewer
-pairs, but also normal noise, and a process on a shared machine, or of a program of two speeds, has none.
+e-tests, for these bets on the symmetry of signs. Ramdas, Grünwald, Vovk & Shafer (2023), Game-theoretic statistics and
+safe anytime-valid inference. The order is drawn by the biased coin of Efron (1971), which balances the first position:
+the side that began fewer pairs begins the next one with a chance of 2/3. A sequential test by Student's t would need
+fewer pairs, but also normal noise, and a process on a shared machine, or of a program of two speeds, has none.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def quiet(slowdown: float, pairs: int, **options: object) -> SequentialTest:
     return test
 
 
-def test_a_quiet_slowdown_is_shown_after_a_dozen_pairs_and_not_before_eight() -> None:
+def test_a_quiet_slowdown_is_shown_after_a_dozen_pairs() -> None:
     assert quiet(1.03, 7).verdict == "undecided"
     assert quiet(1.03, 7).standing().low is None
     found = quiet(1.03, 13).standing()

@@ -1,0 +1,362 @@
+"""Comparison of `ab`: its question, the processes of both sides, the table with the verdict, and the exit status."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypedDict
+
+from cs_systems.cli import _ab_sides
+from cs_systems.cli._output import check_outputs, deliver, terminal_width
+from cs_systems.cli._sweep import EXIT_NOTHING
+from cs_systems.cli._tables import table_text
+from cs_systems.cli.compare import EXIT_FAILED_ON, UNKNOWN
+from cs_systems.cli.run import parse_steps
+from cs_systems.config import ConfigError
+from cs_systems.core.printable import visible
+from cs_systems.core.sequential import ASKED, SequentialTest, Standing
+from cs_systems.core.statistics import quantile
+from cs_systems.core.tables import Column, Table
+from cs_systems.core.units import counted, human
+from cs_systems.core.validation import shown
+from cs_systems.measure.runtime import program
+from cs_systems.measure.runtime.pairs import SIDES, Interleaved, Ran
+from cs_systems.measure.runtime.program import Program, Trial
+from cs_systems.report.tables.formats import text_width
+
+if TYPE_CHECKING:
+    from cs_systems.cli.ab import Ab
+
+
+class SideRow(TypedDict):
+    """Processes of one side, as a person reads them."""
+
+    side: str
+    program: Annotated[str, Column(beside=60)]
+    processes: int
+    failed: int
+    median_s: Annotated[float | None, Column(own_unit=True)]
+    range: Annotated[str, Column("p10 … p90")]
+    loss: Annotated[str, Column(drop=1)]
+
+
+COMPARED = Table("compared", SideRow, "")
+_UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+class Question(NamedTuple):
+    """Difference to find, the slowdown that fails the command, and whether a missing verdict fails it."""
+
+    find: float
+    fails_above: float | None
+    fails_undecided: bool
+
+
+@dataclass
+class Compared:
+    """Everything that was asked and measured."""
+
+    sides: tuple[Program, Program]
+    test: SequentialTest
+    measures: str  # "steps" or "process"
+    why: str = ""  # it measures whole processes, although steps would do as well
+    ended: str = ""
+    ran: list[Ran] = field(default_factory=list)
+
+    def trials(self, side: str) -> list[Trial]:
+        """Return the trials of a side, without those before the first pair."""
+        return [ran.trial for ran in self.ran if ran.side == side and ran.pair]
+
+
+def compare(args: Ab) -> int:
+    """Run the comparison, print its result, and return the exit status."""
+    question, budget_s = _question(args), _seconds(args.budget)
+    parse_steps(args.steps)
+    if args.max_pairs < 1:
+        raise ConfigError(f"--max-pairs is {args.max_pairs}; give at least 1")
+    kind = _ab_sides.kind_of(args.a, args.b, args.rest)
+    if kind != "revisions" and (args.setup is not None or args.link):
+        option = "--link" if args.setup is None else "--setup"
+        raise ConfigError(f"{option} requires two revisions and -- SCRIPT; leave it out")
+    check_outputs({"--output": args.output})
+    asks = ASKED if question.fails_above is None else ("slower",)
+    test = SequentialTest(question.find, asks=asks)
+    scratch = Path(tempfile.mkdtemp(prefix="cs-systems-ab-"))
+    try:
+        with _ended_by_signals() as signals, _sides(args, kind, scratch) as sides:
+            if args.dry_run:
+                _print_plan(args, sides, question, budget_s)
+                return 0
+            compared = Compared(sides, test, args.measure)
+            _measure(args, compared, scratch, budget_s, signals)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    standing = test.standing()
+    _deliver(args, compared, standing)
+    if signals:
+        return 128 + signals[0]
+    return _status(test, standing, question) if standing.pairs else EXIT_NOTHING
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[list[int]]:
+    """Let Ctrl-C and SIGTERM raise KeyboardInterrupt once, and yield the list that then holds the signal's number.
+
+    Later ones do nothing, so that all that was made is also removed.
+    """
+    received = list[int]()
+
+    def receive(number: int, _: object) -> None:
+        received.append(number)
+        if len(received) == 1:
+            raise KeyboardInterrupt
+
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, receive) for number in numbers}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _sides(args: Ab, kind: str, scratch: Path) -> AbstractContextManager[tuple[Program, Program]]:
+    if kind == "files":
+        return nullcontext(_ab_sides.of_files(args.a, args.b, args.rest))
+    if kind == "commands":
+        return nullcontext(_ab_sides.of_commands(args.a, args.b))
+    return _ab_sides.of_revisions((args.a, args.b), args.rest, scratch, args.setup, args.link)
+
+
+def _measure(args: Ab, compared: Compared, scratch: Path, budget_s: float, signals: list[int]) -> None:
+    """Run the processes and print each pair; after Ctrl-C, what was measured until then stands."""
+    first, last = parse_steps(args.steps)
+    by_name = dict(zip(SIDES, compared.sides, strict=True))
+
+    def trial(side: str) -> Trial:
+        if compared.measures == "process":
+            return program.timed(by_name[side], args.timeout_s)
+        out = (args.out or scratch) / side
+        found, _ = program.recorded(
+            by_name[side], out, name="ab", warmup=first, steps=last - first, timeout_s=args.timeout_s
+        )
+        return found
+
+    try:
+        is_warm = _choose(compared, trial)
+        if compared.ended:
+            return
+        pairs = Interleaved(trial, compared.test, most_pairs=args.max_pairs, budget_s=budget_s, first=not is_warm)
+        for ran in pairs:
+            _take(args, compared, ran)
+            if signals:  # the exception may be lost in a callback
+                raise KeyboardInterrupt
+        compared.ended = pairs.ended
+    except KeyboardInterrupt:
+        compared.ended = "interrupted"
+
+
+def _choose(compared: Compared, trial: Callable[[str], Trial]) -> bool:
+    """Decide what is compared, by a recorded process of each side; return whether these were the first processes."""
+    for name, side in zip(SIDES, compared.sides, strict=True):
+        if side.python is None and compared.measures != "process":
+            why = f"{name} runs no Python script"
+            if compared.measures == "steps":
+                raise ConfigError(f"--measure steps cannot be applied, because {why}; use --measure process")
+            compared.measures, compared.why = "process", why
+    if compared.measures == "process":
+        return False
+    for place, name in enumerate(SIDES, 1):
+        ran = Ran(name, 0, place, trial(name))
+        if ran.trial.value is None:
+            compared.ran.append(ran)
+            if ran.trial.has_failed or compared.measures == "steps":
+                compared.ended = f"{name} failed: {ran.trial.reason}"
+                return False
+            compared.measures, compared.why = "process", f"{name} has no steps: {ran.trial.reason}"
+            return False
+        compared.ran.append(ran)
+    compared.measures = "steps"
+    return True
+
+
+def _take(args: Ab, compared: Compared, ran: Ran) -> None:
+    """Keep a process, and print the pair that it completes to standard error."""
+    compared.ran.append(ran)
+    if args.out is not None:
+        args.out.mkdir(parents=True, exist_ok=True)
+        with (args.out / "processes.jsonl").open("a") as file:
+            print(json.dumps(_process(ran)), file=file)
+    if ran.place < len(SIDES):
+        return
+    both = sorted((each.side, each.trial) for each in compared.ran[-len(SIDES) :])
+    texts = [
+        f"{side} failed: {trial.reason}" if trial.value is None else f"{side} {human(trial.value, 's')}"
+        for side, trial in both
+    ]
+    place = f"pair {ran.pair}" if ran.pair else "first"
+    print(visible(f"{place}: {', '.join(texts)}"), file=sys.stderr)
+
+
+def _process(ran: Ran) -> dict[str, object]:
+    trial = ran.trial
+    return {
+        "side": ran.side,
+        "pair": ran.pair,
+        "place": ran.place,
+        "time_s": trial.value,
+        "loss": trial.loss,
+        "reason": trial.reason,
+    }
+
+
+def _deliver(args: Ab, compared: Compared, standing: Standing) -> None:
+    rows = [_row(compared, name, side) for name, side in zip(SIDES, compared.sides, strict=True)]
+    what = "steps of recorded loops" if compared.measures == "steps" else "whole processes"
+    if args.format == "json":
+        text = json.dumps(_document(compared, standing, rows), indent=1, ensure_ascii=False) + "\n"
+        deliver(text, "json", args.output)
+        return
+    notes = [f"compared: {what}{f', because {compared.why}' if compared.why else ''}"]
+    notes += [f"{reason}" for reason in _failures(compared)]
+    if text := _losses(compared):
+        notes.append(text)
+    sentence = visible(_sentence(compared, standing))
+    table = replace(COMPARED, caption="durations, A and B in turn, each in a new process")
+    texts = [table_text(table, rows, notes, args.format, args.output)]
+    if args.format in ("terminal", "markdown"):
+        width = text_width(terminal_width(args.output))
+        is_text = args.format == "terminal"
+        texts.append(f"{textwrap.fill(sentence, width, break_on_hyphens=False) if is_text else sentence}\n")
+    else:
+        print(sentence, file=sys.stderr)
+    deliver("\n".join(texts), args.format, args.output)
+
+
+def _document(compared: Compared, standing: Standing, rows: list[SideRow]) -> dict[str, object]:
+    return {
+        "verdict": standing.verdict,
+        "sentence": _sentence(compared, standing),
+        "ended": compared.ended,
+        "compared": compared.measures,
+        "ratio": standing.ratio,
+        "ratio_low": standing.low,
+        "ratio_high": standing.high,
+        "resolution": standing.resolution,
+        "find": compared.test.find,
+        "pairs": standing.pairs,
+        "sides": rows,
+        "processes": list(map(_process, compared.ran)),
+    }
+
+
+def _row(compared: Compared, name: str, side: Program) -> SideRow:
+    trials = compared.trials(name)
+    times = [trial.value for trial in trials if trial.value is not None]
+    losses = sorted(trial.loss for trial in trials if trial.loss is not None)
+    return {
+        "side": name,
+        "program": side.title,
+        "processes": len(times),
+        "failed": sum(trial.value is None for trial in trials),
+        "median_s": quantile(times, 0.5) if times else None,
+        "range": f"{human(quantile(times, 0.1), 's')} … {human(quantile(times, 0.9), 's')}" if times else "",
+        "loss": f"{quantile(losses, 0.5):.5g}" if losses else "",
+    }
+
+
+def _failures(compared: Compared) -> Iterator[str]:
+    """Yield the reasons of failed processes, each once."""
+    reasons = {(ran.side, ran.trial.reason) for ran in compared.ran if ran.trial.has_failed}
+    yield from (f"{side} failed: {reason}" for side, reason in sorted(reasons, key=str))
+
+
+def _losses(compared: Compared) -> str:
+    """Return whether the last losses of the two sides differ by more than those of one side; "" without losses."""
+    a, b = ([t.loss for t in compared.trials(name) if t.loss is not None] for name in SIDES)
+    if not a or not b:
+        return ""
+    if max(min(a), min(b)) <= min(max(a), max(b)):
+        return "loss: no difference beyond that between processes of one side"
+    change = quantile(b, 0.5) - quantile(a, 0.5)
+    return f"loss: B's is {abs(change):.2g} {'higher' if change > 0 else 'lower'}, outside the range of A's processes"
+
+
+def _sentence(compared: Compared, standing: Standing) -> str:
+    """Return the verdict in a sentence, with its interval and what could have been seen."""
+    if not standing.pairs:
+        return f"nothing was compared: {compared.ended}"
+    find = f"{compared.test.find:.3g}" if compared.test.find < 0.01 else f"{compared.test.find:.3%}"
+    find = re.sub(r"\.?0+%", "%", find)
+    low, high = (UNKNOWN if limit is None else f"{limit:.3f}" for limit in (standing.low, standing.high))
+    times = f"{standing.ratio:.3f} ({low} … {high}) times as long as A"
+    after = f"after {counted(standing.pairs, 'pair')}"
+    seen = "no slowdown could have been seen yet"
+    if standing.resolution is not None:
+        seen = f"a slowdown of {standing.resolution:.1%} could have been seen"
+    match standing.verdict:
+        case "slower" | "faster":
+            return f"B is {standing.verdict} than A: it takes {times}, {after}; {seen}"
+        case "no difference":
+            return f"no difference of {find} or more between A and B: B takes {times}, {after}; {seen}"
+        case "undecided":
+            return f"undecided: B takes {times}, {after}, when {compared.ended}; {seen}"
+    return f"B is {standing.verdict} than A by {find} or more: it takes {times}, {after}; {seen}"
+
+
+def _status(test: SequentialTest, standing: Standing, question: Question) -> int:
+    """Return the exit status for CI."""
+    if standing.verdict == "undecided":
+        return EXIT_FAILED_ON if question.fails_undecided else 0
+    if standing.verdict != "slower" or question.fails_above is None:
+        return 0
+    return 0 if test.is_excluded(1 + question.fails_above, below=False) else EXIT_FAILED_ON
+
+
+def _print_plan(args: Ab, sides: tuple[Program, Program], question: Question, budget_s: float) -> None:
+    """Print what would be compared."""
+    for name, side in zip(SIDES, sides, strict=True):
+        print(visible(f"{name}: {side.title}"))
+    recordable = all(side.python is not None for side in sides) and args.measure != "process"
+    what = "the steps of their loops, if they can be recorded" if recordable else "the whole processes"
+    print(f"compared: {what}")
+    print(f"to find: {question.find:.3g} as a share of A's time")
+    print(f"at most {counted(args.max_pairs, 'pair')} of processes, in at most {budget_s:,.0f} s")
+
+
+def _question(args: Ab) -> Question:
+    """Return what --find and --fail-if ask for. Raises ConfigError."""
+    fails_above, fails_undecided = None, False
+    for word in args.fail_if:
+        if word == "undecided":
+            fails_undecided = True
+        elif word.startswith("slower:"):
+            fails_above = _share(word.removeprefix("slower:"), "--fail-if")
+        else:
+            raise ConfigError(f"--fail-if is {shown(word)}; write slower:3% or undecided, or both")
+    find = _share(args.find, "--find") if args.find is not None else fails_above or 0.03
+    if fails_above is not None and find != fails_above:
+        raise ConfigError("--find and --fail-if name different shares; leave out --find")
+    return Question(find, fails_above, fails_undecided)
+
+
+def _share(text: str, option: str) -> float:
+    if found := re.fullmatch(r"(\d+(?:\.\d+)?)%", text):
+        return float(found[1]) / 100
+    raise ConfigError(f"{option} has {shown(text)}, which is no share; write it as 3%")
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|min|h)", text)
+    if found is None or not float(found[1]):
+        raise ConfigError(f"--budget is {shown(text)}; write a time such as 90s, 10m or 1h")
+    return float(found[1]) * _UNITS_S[found[2]]

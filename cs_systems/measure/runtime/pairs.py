@@ -1,0 +1,91 @@
+"""Interleaved measurement of A and B: pairs of fresh processes in drawn orders, until a sequential test is decided.
+
+One process of each side runs first and is not counted: it fills caches of files and compilers. Then a pair follows
+another, and after each the test is asked. A pair with a process that failed counts for nothing, and is kept as a row.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from cs_systems.core.sequential import SequentialTest
+from cs_systems.core.units import counted
+from cs_systems.measure.runtime.program import Trial
+
+SIDES = ("A", "B")
+MOST_FAILURES = 3
+"""Pairs in a row that may fail before the comparison ends."""
+
+
+class Ran(NamedTuple):
+    """One process of the comparison: its side, its pair from 1, or 0 before the first, and its place in it, 1 or 2."""
+
+    side: str
+    pair: int
+    place: int
+    trial: Trial
+
+
+class Interleaved:
+    """Iterator over the processes of a comparison as they end; afterwards `ended` says why there are no more.
+
+    Args:
+        measure: runs one process of the side, "A" or "B".
+        test: the test to fill; it may hold pairs already.
+        most_pairs: pairs after which the comparison ends without a verdict.
+        budget_s: time after which no pair begins that would probably end later; None for no limit.
+        first: run one process of each side before the pairs.
+    """
+
+    def __init__(
+        self,
+        measure: Callable[[str], Trial],
+        test: SequentialTest,
+        *,
+        most_pairs: int,
+        budget_s: float | None = None,
+        first: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._measure, self._test, self._clock = measure, test, clock
+        self._most_pairs, self._budget_s, self._first = most_pairs, budget_s, first
+        self.failed_pairs = 0
+        self.ended = ""
+
+    def __iter__(self) -> Iterator[Ran]:
+        began_s, longest_s, failures = self._clock(), 0.0, 0
+        if self._first:
+            for place, side in enumerate(SIDES, 1):
+                yield (ran := Ran(side, 0, place, self._measure(side)))
+                if ran.trial.value is None:
+                    self.ended = f"{side} failed: {ran.trial.reason}"
+                    return
+            longest_s = self._clock() - began_s
+        for pair in range(1, self._most_pairs + 1):
+            if self._budget_s is not None and self._clock() - began_s + longest_s > self._budget_s:
+                self.ended = f"the budget of {self._budget_s:,.0f} s is spent"
+                return
+            pair_began_s, values, reason = self._clock(), dict[str, float](), ""
+            for place, side in enumerate(SIDES if self._test.draw() else SIDES[::-1], 1):
+                ran = Ran(side, pair, place, self._measure(side))
+                if ran.trial.value is not None:
+                    values[side] = ran.trial.value
+                else:
+                    reason = f"{side}: {ran.trial.reason}"
+                if len(values) == len(SIDES):  # before the caller is told, who may end here
+                    self._test.add(*(values[each] for each in SIDES))
+                yield ran
+            longest_s = max(longest_s, self._clock() - pair_began_s)
+            if len(values) == len(SIDES):
+                failures = 0
+                if self._test.verdict != "undecided":
+                    self.ended = "the verdict is safe"
+                    return
+                continue
+            failures, self.failed_pairs = failures + 1, self.failed_pairs + 1
+            if failures == MOST_FAILURES:
+                self.ended = f"{counted(failures, 'pair')} in a row failed; {reason}"
+                return
+        self.ended = f"{counted(self._most_pairs, 'pair')} were measured"
