@@ -4,14 +4,18 @@ import ast
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from cs_systems.cli import main
+from cs_systems.model.attention.naive import attention
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SAYS = {
+    "attention_ladder": "online ",
     "compare_two_runs": "times the baseline",
     "live_model": "weights unchanged: True",
     "memory_snapshot": "peak: 203.9 MiB",
@@ -94,3 +98,14 @@ def test_own_attention_agrees_with_torch() -> None:
     q, k, v = torch.randn(3, 2, 2, 5, 4, dtype=torch.float64)
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     torch.testing.assert_close(attend(q, k, v, causal=True), expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "align": "lower_right", "scale": 0.5}])
+@pytest.mark.parametrize("name", ["tiled", "online"])
+def test_rungs_of_the_attention_ladder_agree_with_naive(name: str, options: dict[str, Any]) -> None:
+    rung = runpy.run_path(str(ROOT / "examples" / "attention_ladder.py"))[name]
+    q = torch.randn(2, 3, 100, 8, dtype=torch.float64, requires_grad=True)
+    k, v = torch.randn(2, 2, 3, 150, 8, dtype=torch.float64)
+    made, right = rung(q, k, v, **options), attention(q, k, v, **options)
+    torch.testing.assert_close(made, right)
+    torch.testing.assert_close(*(torch.autograd.grad(one.sum(), q)[0] for one in (made, right)))
