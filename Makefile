@@ -50,8 +50,9 @@ docs: $(INSTALLED)  ## the documentation as pages that need no network, site/ind
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=$(CURDIR) $(BIN)/python -m mkdocs build --strict --quiet
 	@echo site/index.html
 
-readme: $(INSTALLED)  ## the tables of README.md and docs/results.md, and profiles/README.md, from the committed records
+readme: $(INSTALLED)  ## the tables of README.md, docs/results.md and the course page, and profiles/README.md, from the committed records
 	$(BIN)/python scripts/readme_table.py
+	$(BIN)/python scripts/course_page.py
 	$(BIN)/python scripts/studies/_study.py --index
 
 files:  ## every file with its first line, which says what it is for (FOLDER=readers for some of them)

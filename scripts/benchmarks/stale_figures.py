@@ -98,13 +98,25 @@ VERDICTS = (
 STUDIES: dict[str, tuple[str, ...]] = {
     "activation_checkpointing": (*STEP, "cs_systems/core/checkpoint_plan.py"),
     "all_reduce": (*CLOCK, "cs_systems/measure/workloads/collective.py"),
+    **dict.fromkeys(
+        (
+            *("attention_causal_mask", "attention_embedding", "attention_heads", "attention_out_of_memory"),
+            *("attention_sequence_length", "flash_attention_advantage"),
+        ),
+        (*CALL, "cs_systems/model/attention/flash_triton.py", "cs_systems/model/attention/_sdpa.py"),
+    ),
     "attention_memory": (*CALL, "cs_systems/formulas/memory/attention.py"),
+    "autocast_dtypes": ("cs_systems/instrument/dtype_readings.py", "cs_systems/instrument/cuda_autocast.py"),
+    "cuda_kernel_ablation": (*CALL, "scripts/_cuda_steps.py", "scripts/cuda_steps/*"),
     "data_parallel_variants": (*STEP, *DATA_PARALLEL),
     "flash_attention_lengths": (*CALL, "cs_systems/model/attention/flash_triton.py"),
+    "forward_backward_ratio": (*STEP, *PROFILE),
+    "fully_sharded": (*STEP, *DATA_PARALLEL, *SHARDED),
     "low_precision_sums": (
         *("cs_systems/measure/workloads/accumulation.py", "cs_systems/measure/workloads/_sums.py"),
         "cs_systems/analysis/comparison/numerics.py",
     ),
+    "memory_peaks": (*MODEL, "cs_systems/instrument/memory_readings.py"),
     "nsys_and_clock": (*STEP, *PROFILE),
     "nvidia_smi_memory": STEP,
     "precision_speed": STEP,

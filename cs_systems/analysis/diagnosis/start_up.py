@@ -85,7 +85,7 @@ def _which(apart: Apart) -> str:
 def _comes_last(usual: Usual, share: float) -> bool:
     """Return whether the usual steps are the subject of the recording, and not its start-up."""
     if usual.is_named:
-        return not usual.is_rest or share < OUTWEIGHS
+        return share < MOSTLY or not usual.is_rest or share < OUTWEIGHS
     if usual.profile.trace.profiler not in WHOLE_PROCESS:
         return share < MOSTLY
     usual_s = usual.step_s * len(usual.profile.steps)  # the process may go on after its kernels

@@ -1,0 +1,97 @@
+"""The tasks in docs/guides/course.md, written from cs_systems/core/course.toml and the outputs in profiles/course.
+
+    python scripts/course_page.py    # or: make readme
+
+A task's section has what it asks, its commands at the handout's sizes, the beginning of what they printed on GPUs
+(where profiles/course has it), what to look at, what a good answer says, and the usual mistakes. The rest of the page
+is written by hand. tests/docs compares the page with what this script would write.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from cs_systems.core.course import Task, tasks
+from cs_systems.core.printable import command_line
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE, RESULTS = ROOT / "docs" / "guides" / "course.md", ROOT / "profiles" / "course"
+BEGIN, END = "<!-- tasks: made by `make readme` from cs_systems/core/course.toml -->", "<!-- /tasks -->"
+WIDTH, MOST_LINES = 108, 26
+NEEDS = {0: "", 1: "# needs a GPU\n", 2: "# needs two GPUs\n"}
+
+
+def page(text: str) -> str:
+    """Return the page with its tasks written anew."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{generated()}\n{END}{after}"
+
+
+def generated() -> str:
+    rows = [f"| [{task.name}](#{task.name}) | {task.asks} |" for task in tasks().values()]
+    table = "\n".join(["| task | what it asks |", "| --- | --- |", *rows])
+    return "\n\n".join(["", table, *(part for task in tasks().values() for part in section(task)), ""]).strip("\n")
+
+
+def section(task: Task) -> Iterator[str]:
+    yield f"## {task.name}"
+    yield task.asks
+    if not task.is_by_hand:
+        words = ["course", task.name, *(["--code", "PATH:NAME"] if task.code else [])]
+        lines = [words, *task.commands(task.full, f"runs/course/{task.folder or task.name}")]
+        yield f"```console\n{NEEDS[task.gpus]}{''.join(map(shown, lines))}```" if task.gpus else _plain(lines)
+    for number in task.shows:
+        if printed := excerpt(task, number):
+            yield f"```text\n{printed}\n```"
+    yield f"**Look at:** {task.look}"
+    yield f"**A good answer:** {task.good}"
+    yield f"**Usual mistakes:** {' '.join(task.mistakes)}"
+    if links := [f"[{name}](../../profiles/{name}/table.md)" for name in task.studies]:
+        yield f"Further: {', '.join(links)}."
+
+
+def _plain(lines: list[list[str]]) -> str:
+    """Return commands that a CPU runs too as a block that the tests of the pages do not run."""
+    return f"```text\n{''.join(map(shown, lines))}```"
+
+
+def shown(words: list[str]) -> str:
+    """Return a command as a line with `$ `, continued by backslashes where it is long."""
+    lines, line = [], "$ cs-systems"
+    for word in command_line(*words).split(" "):
+        if len(line) + len(word) > WIDTH:
+            lines.append(line + " \\")
+            line = "   "
+        line += f" {word}"
+    return "\n".join([*lines, line]) + "\n"
+
+
+def excerpt(task: Task, number: int) -> str:
+    """Return the first lines that a step of a task printed; "" where it was not run.
+
+    A task by formula has one output, without a command.
+    """
+    file = RESULTS / (task.folder or task.name) / f"{task.name}.txt"
+    if not file.is_file():
+        return ""
+    outputs = re.split(r"^\$ cs-systems .*\n", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    if task.steps:
+        outputs = outputs[1:]
+    if number > len(outputs):
+        return ""
+    lines = [line.rstrip() for line in outputs[number - 1].strip("\n").splitlines()]
+    return "\n".join([*lines[:MOST_LINES], "…"] if len(lines) > MOST_LINES else lines)
+
+
+def main() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    if (new := page(text)) != text:
+        PAGE.write_text(new, encoding="utf-8")
+        print(PAGE.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""The tasks on the page of the course are those of the declaration, with the outputs in profiles/course."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from cs_systems.core.course import tasks
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+import course_page
+
+
+def test_page_is_what_the_declaration_gives() -> None:
+    text = course_page.PAGE.read_text()
+    assert text == course_page.page(text), "run python scripts/course_page.py"
+    assert all(f"\n## {name}\n" in text for name in tasks())
+
+
+def test_studies_of_a_task_have_their_page() -> None:
+    names = {name for task in tasks().values() for name in task.studies}
+    assert [name for name in names if not (course_page.ROOT / "profiles" / name / "table.md").is_file()] == []
+
+
+def test_excerpt_is_the_output_of_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(course_page, "RESULTS", tmp_path)
+    task = tasks()["gradient_checkpointing"]
+    assert course_page.excerpt(task, 2) == ""
+    (tmp_path / task.name).mkdir()
+    long = "".join(f"line {n}\n" for n in range(40))
+    (tmp_path / task.name / f"{task.name}.txt").write_text(f"$ cs-systems memory\n{long}$ cs-systems report x\none\n")
+    assert course_page.excerpt(task, 1).splitlines()[-2:] == ["line 25", "…"]
+    assert course_page.excerpt(task, 2) == "one"
