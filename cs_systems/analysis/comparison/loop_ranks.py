@@ -5,7 +5,8 @@ together, so the rank that spends the least time in it arrived last:
 
 - transfer is that least time, with all that the operation costs on every rank;
 - waiting is the time above it;
-- a rank delays the others by the difference to the second-least time, in the collectives where it is last.
+- a rank delays the others by the difference to the second-least time, in the collectives where it is last. Before that,
+  each rank's time gets what its thread waited for a core since the last collective: the machine delays it by that.
 
 This needs no common clock. Numbers are medians over the steps, the lower one of two; of transfers, which a busy machine
 lengthens, they are the lower quartile.
@@ -44,6 +45,7 @@ class CallRow(TypedDict):
     received: int  # elements that the rank has afterwards
     phase: str
     time_s: float  # for which the loop waits in it, or its stream
+    queued_s: float  # for which the loop's thread waited for a core before it, since the last call; 0 on a GPU
     is_gradients: bool  # all-reduces of DistributedDataParallel that end one backward pass
     is_early: bool  # another backward pass follows without an update between
 
@@ -199,11 +201,12 @@ def _step(reports: Mapping[int, StepReport]) -> _Step:
 
 def _add(step: _Step, calls: Mapping[int, CallRow]) -> None:
     """Add one collective of a group to a step."""
-    (least_s, last), (second_s, _), *_ = sorted((call["time_s"], rank) for rank, call in calls.items())
+    least_s, last = min((call["time_s"], rank) for rank, call in calls.items())
     step.transfers.append((calls[last], least_s))
     if calls[last]["name"] not in TOGETHER:
         return  # a rank that only sends goes on before the others
-    step.delay_s[last] += second_s - least_s  # type: ignore[assignment]
+    (first_s, slow), (second_s, _), *_ = sorted((c["time_s"] + c["queued_s"], rank) for rank, c in calls.items())
+    step.delay_s[slow] += second_s - first_s  # type: ignore[assignment]
     for rank, call in calls.items():
         step.waiting_s[rank] += call["time_s"] - least_s  # type: ignore[assignment]
     received = {rank: call["received"] for rank, call in calls.items()}

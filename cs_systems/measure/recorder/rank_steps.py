@@ -52,6 +52,7 @@ class _Begun(NamedTuple):
 
     mark: Any
     queued_s: float
+    since_s: float  # of it, since the last span ended
 
 
 class _Exchanged(NamedTuple):
@@ -72,6 +73,7 @@ class _Call:
     moment: Moment
     backward: int  # number of backward passes of this step that had begun
     is_gradients: bool = False
+    queued_s: float = 0.0
     spans: list[Span] = field(default_factory=list)
 
 
@@ -126,7 +128,8 @@ class RankSteps:
         self._passes: list[int] = []
         self._searched = _Searched()
         self._models.clear()
-        self._queued_before_s, self._queued_in_calls_s = self._queue.total_s(), 0.0
+        self._queued_before_s = self._queued_last_s = self._queue.total_s()
+        self._queued_in_calls_s = 0.0
 
     def begin(self, left_out: int) -> None:
         """Begin to observe; the first steps, of that number, are left out."""
@@ -198,6 +201,7 @@ class RankSteps:
             "received": call.exchanged.received,
             "phase": BACKWARD if call.is_gradients else call.moment.phase(),
             "time_s": sum(self._device.between_s(begin, end) for begin, end in call.spans),
+            "queued_s": 0.0 if self._device.is_cuda else call.queued_s,  # the host runs ahead of a GPU
             "is_gradients": call.is_gradients,
             "is_early": 0 < passed < len(updated) and not updated[passed - 1],
         }
@@ -209,11 +213,14 @@ class RankSteps:
         return threading.get_ident() == self._thread or self._tracker.is_open(BACKWARD)
 
     def _span_begins(self) -> _Begun:
-        return _Begun(self._device.mark(), self._queue.total_s())
+        queued_s = self._queue.total_s()
+        return _Begun(self._device.mark(), queued_s, queued_s - self._queued_last_s)
 
     def _span_ends(self, call: _Call, begun: _Begun) -> None:
         call.spans.append((begun.mark, self._device.mark()))
-        self._queued_in_calls_s += self._queue.total_s() - begun.queued_s
+        call.queued_s += begun.since_s
+        self._queued_last_s = self._queue.total_s()
+        self._queued_in_calls_s += self._queued_last_s - begun.queued_s
 
     def _is_on_stream(self) -> bool:
         return self._stream is None or torch.cuda.current_stream(self._device.torch) == self._stream

@@ -24,7 +24,7 @@ MIB = SMALL_BYTES
 
 def call(time_s: float, name: str = "all_reduce", **values: Any) -> CallRow:
     row: CallRow = {"name": name, "group": "0", "ranks": 2, "size_bytes": 4 * MIB, "received": 0, "phase": "backward",
-                    "time_s": time_s, "is_gradients": False, "is_early": False}  # fmt: skip
+                    "time_s": time_s, "queued_s": 0.0, "is_gradients": False, "is_early": False}  # fmt: skip
     return {**row, **values}  # type: ignore[typeddict-item]
 
 
@@ -68,6 +68,15 @@ def test_rank_that_only_waits_for_a_core_is_no_straggler() -> None:
     ranks = [report(0, 3 * [step(call(0.5))]), report(1, 3 * [step(call(0.1), queued_s=0.4)])]
     assert not LATE_RANK.of(tables_of(ranks))
     assert LATE_RANK.of(tables_of([ranks[0], report(1, 3 * [step(call(0.1))])]))
+
+
+def test_straggler_is_found_although_the_other_rank_waits_for_a_core() -> None:
+    """In two of five steps the rank with less work arrives last, because other programs had its core."""
+    calm, busy = step(call(0.5)), step(call(0.1, queued_s=0.8), forward=0.7, queued_s=0.8)
+    late = [step(call(0.1), forward=0.6, backward=0.3), step(call(0.5), forward=0.6, backward=0.7)]
+    (found,) = LATE_RANK.of(tables_of([report(0, [calm, *2 * [calm, busy]]), report(1, [late[0], *2 * late])]))
+    assert (found["rank"], found["last"], found["work"]) == (1, 5, "compute")
+    assert found["share"] == pytest.approx(0.4)
 
 
 def test_own_python_of_the_late_rank_is_kept_with_its_line() -> None:
