@@ -277,7 +277,7 @@ class Recorder:
         self._tracker = tracker = Tracker(device, self._clock, self._at_first_forward, self._at_backward)
         self._training = Training(
             tracker._unobserved,
-            (lambda _: None) if device.is_cuda else self._watch.own_time,  # a GPU works on while a look waits for it
+            nullcontext if device.is_cuda else self._watch.own_time,  # a GPU works on while a look waits for it
             lambda: self._subject.models,
             lambda: self._subject.optimizers,
         )
@@ -524,9 +524,8 @@ class Recorder:
     def _as_own_time(self, call: Callable[[], object]) -> None:
         """Call the function, whose time is not the loop's."""
         self._watch.pause()
-        begin_s = time.perf_counter()
-        call()
-        self._watch.own_time(time.perf_counter() - begin_s)
+        with self._watch.own_time():
+            call()
 
     def _next_stage(self, tracker: Tracker) -> None:
         self._end_stage(None, None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -43,13 +42,12 @@ def _as_guest(function: Callable[..., None]) -> Callable[..., None]:
         if torch._C._autograd._profiler_enabled():  # the program's, in which operators of ours would stand
             self.look(False)
             return
-        begin_s = time.perf_counter()
-        try:
-            with self._unobserved(), hidden_from_modes(), torch.no_grad():
-                function(self, *args)
-        except Exception as error:  # catch everything: nothing of the program may fail by it
-            self.failure, self.is_looking = error, False
-        self._own_time(time.perf_counter() - begin_s)
+        with self._own_time():
+            try:
+                with self._unobserved(), hidden_from_modes(), torch.no_grad():
+                    function(self, *args)
+            except Exception as error:  # catch everything: nothing of the program may fail by it
+                self.failure, self.is_looking = error, False
 
     return guest
 
@@ -59,7 +57,7 @@ class Training:
 
     Args:
         unobserved: returns a context in which the recorder counts nothing as the program's.
-        own_time: called with the seconds of each look that are not the loop's.
+        own_time: returns a context for each look, whose time is not the loop's.
         models: returns the models that are known now.
         optimizers: returns the optimizers that are known now.
 
@@ -71,7 +69,7 @@ class Training:
     def __init__(
         self,
         unobserved: Callable[[], AbstractContextManager[None]],
-        own_time: Callable[[float], object],
+        own_time: Callable[[], AbstractContextManager[None]],
         models: Callable[[], Sequence[nn.Module]],
         optimizers: Callable[[], Iterable[Optimizer]],
     ) -> None:

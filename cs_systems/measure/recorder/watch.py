@@ -13,6 +13,7 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
 from statistics import median
@@ -32,7 +33,16 @@ from cs_systems.measure.recorder.batches import ModelCalls
 from cs_systems.measure.recorder.graph_size import GraphSize, graph_size
 from cs_systems.measure.recorder.lines import Usual, lines_of, most_of, own_python, slow_steps
 from cs_systems.measure.recorder.phases import FORWARD, Moment
-from cs_systems.measure.recorder.stacks import Line, Sample, Sampler, callee_of, function_of, own_lines, place_of
+from cs_systems.measure.recorder.stacks import (
+    CoreQueue,
+    Line,
+    Sample,
+    Sampler,
+    callee_of,
+    function_of,
+    own_lines,
+    place_of,
+)
 
 FEWEST_STEPS = 3  # whose median says how long a step usually lasts
 SLOW = 2.0  # times the median: from there a step is sampled
@@ -41,6 +51,7 @@ SAMPLED_S, MOST_SAMPLED_S = 0.5, 2.0  # total time to sample after the timing; t
 LEAST_SAMPLED, MOST_SAMPLED = 3, 200  # limits of the number of these steps
 ENOUGH_LOOKS = 100  # at the stack; fewer come on a machine that other programs keep busy
 MEMORY_EVERY_S = 0.02  # least time between two readings of memory
+LEAST_S = 1e-7  # of a step, which has only waited
 COLLECTION_S = 0.001  # a shorter collection is counted without its place
 
 
@@ -61,6 +72,7 @@ class Watch:
         self._collections = Collections()
         self._sampler = Sampler(phase_of, self._collections.total)
         self._memory = Memory(device)
+        self._queue, self._queued_before_s = CoreQueue(), 0.0
         self._sizes: dict[str, int] = {}
         self._sized_at = 0
         self._kept: kept.Kept | None = None
@@ -73,6 +85,7 @@ class Watch:
     def restart(self) -> None:
         """Forget the steps so far: they were not part of the training."""
         self.durations_s: list[float] = []
+        self._queued_s: dict[int, float] = {}  # for which the loop's thread waited for a core, by step
         self._compiling, self._compiled = set[int](), self._compilations()[0]
         self._end_s: float | None = None
         self._limit_s = float("inf")
@@ -88,11 +101,12 @@ class Watch:
     @untraced
     def step_ended(self) -> None:
         """Note the end of a step, and begin the next one."""
-        now, own_s = time.perf_counter(), self._own_s
+        now, own_s, queued_s = time.perf_counter(), self._own_s, self._queue.total_s()
         self._own_s = 0.0
         if self._end_s is not None:
             lasted_s, number = max(0.0, now - self._end_s - own_s), len(self.durations_s)
             self.durations_s.append(lasted_s)
+            self._queued_s[number] = queued_s - self._queued_before_s
             if (compiled := self._compilations()[0]) != self._compiled:
                 self._compiled = compiled
                 self._compiling.add(number)
@@ -100,7 +114,7 @@ class Watch:
                 self._next_slow, self._last_slow = 2 * number - self._last_slow, number
             if number >= FEWEST_STEPS and (number < LATEST or number % 5 == 0):
                 self._limit_s = SLOW * median(self.durations_s[-LATEST:])
-        self._end_s = now
+        self._end_s, self._queued_before_s = now, queued_s
         number = len(self.durations_s)
         self._memory.read(now, number)
         self._collections.step_begins(number)
@@ -113,9 +127,15 @@ class Watch:
         """Note the program's own tools that slow the step that begins now."""
         self._tools[len(self.durations_s)] = active
 
-    def own_time(self, spent_s: float) -> None:
-        """Leave this time, which the recording itself took, out of the current step."""
-        self._own_s += spent_s
+    @contextmanager
+    def own_time(self) -> Iterator[None]:
+        """Leave the time in this context, which the recording itself takes, out of the current step."""
+        begin_s, queued_s = time.perf_counter(), self._queue.total_s()
+        try:
+            yield
+        finally:
+            self._own_s += time.perf_counter() - begin_s
+            self._queued_before_s += self._queue.total_s() - queued_s
 
     def pause(self) -> None:
         """Observe nothing until the next step begins, because the recording itself works now."""
@@ -138,10 +158,15 @@ class Watch:
         samples = self._sampler.samples  # in the order of the steps
         return len(samples) - bisect_left(samples, self.all_sampled.start, key=lambda each: each.step) >= ENOUGH_LOOKS
 
+    def _worked_s(self) -> list[float]:
+        """Return the duration of each step without waiting for a core, which is the machine's and not the loop's."""
+        return [max(LEAST_S, lasted_s - self._queued_s.get(n, 0.0)) for n, lasted_s in enumerate(self.durations_s)]
+
     def _kinds(self) -> list[StepKind]:
-        """Return the kinds of the steps that did not compile."""
-        others = [n for n in range(len(self.durations_s)) if n not in self._compiling]
-        kinds = step_kinds([self.durations_s[n] for n in others])
+        """Return the kinds of the steps that did not compile, by the time without waiting for a core."""
+        worked_s = self._worked_s()
+        others = [n for n in range(len(worked_s)) if n not in self._compiling]
+        kinds = step_kinds([worked_s[n] for n in others])
         return [replace(kind, positions=tuple(others[at] for at in kind.positions)) for kind in kinds]
 
     def sample_all(self, wanted: bool) -> None:
@@ -247,10 +272,11 @@ class Watch:
             for number in self._tools
             if number + 1 in self._tools and number >= FEWEST_STEPS and number not in self._compiling
         }
-        others_s = [self.durations_s[number] for number, active in under.items() if not active]
+        worked_s = self._worked_s()
+        others_s = [worked_s[number] for number, active in under.items() if not active]
         without_s = median(others_s) if len(others_s) >= FEWEST_STEPS else None
         for tool in sorted({tool for active in under.values() for tool in active}):
-            with_s = [self.durations_s[number] for number, active in under.items() if tool in active]
+            with_s = [worked_s[number] for number, active in under.items() if tool in active]
             yield {
                 "tool": tool,
                 "steps": len(with_s),
@@ -271,7 +297,8 @@ class Watch:
                 yield _growth_row(quantity, growth, self._kept, None)
 
     def _time_growth(self, usual: StepKind, phases: Mapping[str, Sequence[float]]) -> Iterator[found.GrowthRow]:
-        times = [(n, self.durations_s[n]) for n in usual.positions if n >= FEWEST_STEPS]
+        worked_s = self._worked_s()
+        times = [(n, worked_s[n]) for n in usual.positions if n >= FEWEST_STEPS]
         if (growth := time_growth(times)) is not None:
             rises = {name: _rise(times_s) for name, times_s in phases.items() if len(times_s) >= 2 * FEWEST_STEPS}
             yield _growth_row("step time", growth, None, max(rises, key=rises.__getitem__, default=None))

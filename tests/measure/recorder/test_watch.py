@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -142,3 +144,30 @@ def test_sampled_steps_stand_for_usual_ones_on_a_machine_that_became_busy(
         assert len(watch._usual_sampled(watch._kinds())) == expected
     finally:
         watch.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux tells how long a thread waits for a core")
+def test_steps_that_wait_for_a_core_are_no_slow_steps() -> None:
+    cores = os.sched_getaffinity(0)
+    watch, busy = Watch(resolve("cpu"), lambda: None), []
+    try:
+        os.sched_setaffinity(0, {min(cores)})
+        for number in range(27):
+            if number == 20:  # they share the core
+                with watch.own_time():
+                    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+                    time.sleep(0.1)
+            watch.step_ended()
+            end_s = time.thread_time() + 0.005
+            while time.thread_time() < end_s:
+                pass
+    finally:
+        os.sched_setaffinity(0, cores)
+        for process in busy:
+            process.kill()
+            process.wait()
+        watch.close()
+    assert sum(watch.durations_s[20:]) > 2 * sum(watch._worked_s()[20:])
+    watch.durations_s = [*[0.01] * 20, *[0.05] * 6]
+    watch._queued_s = dict.fromkeys(range(20, 26), 0.04)
+    assert [len(kind.positions) for kind in watch._kinds()] == [26]
