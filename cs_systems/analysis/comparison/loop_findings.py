@@ -75,6 +75,18 @@ class GrowthRow(TypedDict):
     phase: str | None  # of step time: the phase that grows most
 
 
+class SlowStartRow(TypedDict):
+    """First steps of a loop, which take much longer than all later ones."""
+
+    steps: int
+    timed: int  # of them, those that were timed
+    each_s: float  # median
+    later_s: float  # median of the later steps
+    extra_s: float  # time of all first steps above that of later ones
+    total_s: float  # of the whole loop, without waits for a core, compilation, and what the sampler adds
+    phase: str | None  # with most of the difference; None if no later step was timed
+
+
 class PaddingRow(TypedDict):
     """Share of the models' inputs that is padding."""
 
@@ -218,6 +230,7 @@ OWN_PYTHON = Table("own_python", OwnPythonRow, "the script's own Python, per ste
 SLOW_STEPS = Table("slow_steps", SlowStepsRow, "steps that take longer than the usual ones")
 COLLECTIONS = Table("garbage_collection", CollectionRow, "garbage collection")
 GROWTH = Table("growth", GrowthRow, "growth from step to step")
+SLOW_START = Table("slow_start", SlowStartRow, "slow begin of the loop")
 PADDING = Table("padding", PaddingRow, "padding of the batches")
 ITERATORS = Table("iterators", IteratorsRow, "new iterators of data loaders")
 FORWARD_OPERATORS = Table("forward_operators", ForwardOperatorsRow, "operators of forward")

@@ -53,6 +53,7 @@ _NUMBERS = {
     "slow_steps": ("steps", "median_s", "usual_s", "extra_s", "total_s", "sampled"),
     "garbage_collection": ("steps", "collections", "time_s", "in_steps", "longest_s", "total_s"),
     "growth": ("steps", "first", "last", "per_step"),
+    "slow_start": ("steps", "timed", "each_s", "later_s", "extra_s", "total_s"),
     "padding": ("share", "steps"),
     "iterators": ("steps", "with_new"),
     "forward_operators": ("operators", "arithmetic_s"),

@@ -23,6 +23,7 @@ from torch import nn
 
 from cs_systems.analysis.comparison import loop_findings as found
 from cs_systems.analysis.comparison.loop_growth import Growth, memory_growth, time_growth
+from cs_systems.analysis.comparison.loop_start import slow_start
 from cs_systems.analysis.comparison.loop_time import LoopTimeRow, whole_loop_time
 from cs_systems.core.step_kinds import StepKind, step_kinds
 from cs_systems.core.tables import Row
@@ -228,16 +229,18 @@ class Watch:
             of_usual = [s for s in by_step if s.step in {*usual}]
             own = own_python(of_usual, phases_s, self._model_calls.are_fed_by)
             usually = Usual(kinds[0].median_s, phases_s, lines_of(of_usual, len(usual)))
+            first, start = self._slow_start(phases)
             slow = [
                 slow_steps(kind, usually, durations_s, by_step, self._is_whole)
                 for kind in kinds[1:]
-                if kind.median_s > kinds[0].median_s
+                if kind.median_s > kinds[0].median_s and len({*kind.positions} & first) <= len(kind.positions) / 2
             ]
             made |= found.OWN_PYTHON.filled(own) if own else {}
             made |= found.FORWARD_OPERATORS.filled(self._forward_operators(of_usual))
             made |= found.SLOW_STEPS.filled(slow) if slow else {}
             grown = [*self._memory_growth(), *self._time_growth(kinds[0], phases)]
             made |= found.GROWTH.filled(grown) if grown else {}
+            made |= found.SLOW_START.filled(start) if start else {}
         tools = [*self._own_tools()]
         made |= found.OWN_TOOLS.filled(tools) if tools else {}
         collected = self._collections.row(len(durations_s), sum(durations_s))
@@ -300,13 +303,39 @@ class Watch:
         worked_s = self._worked_s()
         times = [(n, worked_s[n]) for n in usual.positions if n >= FEWEST_STEPS]
         if (growth := time_growth(times)) is not None:
-            rises = {name: _rise(times_s) for name, times_s in phases.items() if len(times_s) >= 2 * FEWEST_STEPS}
+            rises = _rises(phases)
             yield _growth_row("step time", growth, None, max(rises, key=rises.__getitem__, default=None))
 
+    def _slow_start(self, phases: Mapping[str, Sequence[float]]) -> tuple[set[int], list[found.SlowStartRow]]:
+        """Return the first steps of the loop and their row, if they are much slower than all later ones."""
+        worked_s = self._worked_s()
+        # Steps that are sampled from their begin, or that a tool of the program observes, take longer than they would.
+        others = self._compiling | {n for n, active in self._tools.items() if active}
+        known = [n for n in range(len(worked_s)) if n not in self.all_sampled and n not in others]
+        start = slow_start([worked_s[n] for n in known], len(worked_s) // 2)
+        if start is None:
+            return set(), []
+        first = {*known[: start.steps]}
+        known_s = sum(worked_s[n] for n in known)
+        falls = {name: -rise for name, rise in _rises(phases).items()}
+        most = max(falls, key=falls.__getitem__, default=None)
+        return first, [
+            {
+                "steps": start.steps,
+                "timed": sum(n >= self._sized_at for n in first),
+                "each_s": start.each_s,
+                "later_s": start.later_s,
+                "extra_s": sum(worked_s[n] for n in first) - start.steps * start.later_s,
+                "total_s": known_s + (len(worked_s) - len(known)) * start.later_s,
+                "phase": most if most is not None and falls[most] > start.later_s else None,
+            }
+        ]
 
-def _rise(times_s: Sequence[float]) -> float:
-    third = len(times_s) // 3
-    return median(times_s[-third:]) - median(times_s[:third])
+
+def _rises(phases: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Return the rise of each phase's time, from the median of the first third of the timed steps to the last."""
+    third = {name: len(times_s) // 3 for name, times_s in phases.items() if len(times_s) >= 2 * FEWEST_STEPS}
+    return {name: median(phases[name][-n:]) - median(phases[name][:n]) for name, n in third.items()}
 
 
 def _growth_row(quantity: str, growth: Growth, holder: kept.Kept | None, phase: str | None) -> found.GrowthRow:

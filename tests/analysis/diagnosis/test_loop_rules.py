@@ -78,6 +78,8 @@ PASSES = {"passes": 36, "unused": 24}
 UNHELD = {"parameters": 16, "elements": 999, "share": 0.5, "first": "Net.a.weight"}
 ANOMALY = {"passes": 20, "with_detection": 20}
 PADDED = {"share": 0.8, "steps": 20, "basis": "tokens", "shape": "8 × 250", "filler": None}
+STARTED = {"steps": 14, "timed": 9, "each_s": 0.02, "later_s": 0.002, "extra_s": 0.252, "total_s": 0.4,
+           "phase": "other"}  # fmt: skip
 SKIPPED = outcome(skipped_steps=20, optimizer_steps=20, first_scale=2.0**127, last_scale=1e31)
 
 # rule → its fault, the bound, and the sentence up to the numbers of its gain
@@ -101,6 +103,13 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         4.0,
         "50% of the loop is in every tenth step: evaluate() at train.py:88, forward passes without gradients: evaluate "
         "less often or on fewer batches; not below 4.0 s, now 8.0 s",
+    ),
+    "start-up": (
+        loop({"slow_start": [STARTED]}),
+        None,
+        "each of the first 14 steps takes 20.0 ms where later ones take 2.00 ms: 63% of the loop is start-up, outside "
+        "of the phases; 9 of them were timed: time later steps (cs-systems run --steps 19:29), and do before the loop, "
+        "once for all runs, what the first steps prepare",
     ),
     "rollouts": (
         loop({"own_python": [own("act", 40, 0.02, "policy", "forward without gradients")]}),
@@ -237,6 +246,10 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "unused-passes: 6 of them": (
         {"unused_passes": [{"passes": 5, "unused": 5}]}, {"unused_passes": [{"passes": 6, "unused": 6}]},
+    ),
+    "start-up: a timed step": ({"slow_start": [STARTED | {"timed": 0}]}, {"slow_start": [STARTED | {"timed": 1}]}),
+    "start-up: a tenth of the loop": (
+        {"slow_start": [STARTED | {"total_s": 2.6}]}, {"slow_start": [STARTED | {"total_s": 2.5}]},
     ),
     "divergence: 10 times": (
         {"outcome": [outcome(losses=25, early_loss=2.0, late_loss=19.9)]},

@@ -1,0 +1,41 @@
+"""Tests of the slow begin of a loop."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from cs_systems.analysis.comparison.loop_start import slow_start
+
+
+def test_first_steps_that_are_slow_are_counted_in_spite_of_noise() -> None:
+    for seed in range(20):
+        rng = random.Random(seed)
+        times_s = [(0.02 if n < 14 else 0.002) * rng.lognormvariate(0, 0.3) for n in range(60)]
+        found = slow_start(times_s, 30)
+        assert found is not None
+        assert found.steps == 14
+        assert found.each_s / found.later_s == pytest.approx(10, rel=0.4)
+
+
+@pytest.mark.parametrize(
+    "times_s",
+    [
+        [0.01] * 60,
+        [0.3, 0.1, *[0.01] * 58],  # what every loop does once
+        [0.1 if n % 5 == 0 else 0.01 for n in range(60)],
+        [0.01 + 0.001 * n for n in range(60)],  # grows
+        [*[0.1] * 40, *[0.01] * 20],  # the last steps are the odd ones
+        [*[0.1] * 12, *[0.01] * 5],  # too few later ones
+        [*[0.019] * 20, *[0.01] * 40],  # less than twice as slow
+    ],
+)
+def test_loop_with_a_usual_begin_has_no_slow_one(times_s: list[float]) -> None:
+    assert slow_start(times_s, len(times_s) // 2) is None
+
+
+def test_noise_is_no_slow_begin() -> None:
+    for seed in range(50):
+        rng = random.Random(seed)
+        assert slow_start([rng.lognormvariate(0, 0.5) for _ in range(60)], 30) is None
