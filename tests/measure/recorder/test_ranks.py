@@ -21,11 +21,21 @@ from tests.measure.recorder import rank_causes
 from tests.measure.recorder.loops import train
 
 
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of two loops of one job: one with a slower rank, and one that a rank leaves early."""
+    out = tmp_path_factory.mktemp("two ranks")
+    done = torchrun("-m", "tests.measure.recorder.two_ranks", str(out), timeout_s=110, start="spawn")
+    assert sorted(done.stdout.splitlines()) == [
+        *("rank 0 wrote 1 apart", "rank 0 wrote 2 together", "rank 1 wrote 0 apart", "rank 1 wrote 0 together"),
+    ], done.stderr
+    return out
+
+
 @pytest.mark.timeout(120)
-def test_ranks_of_torchrun_write_one_record_of_the_straggler_and_one_profile(tmp_path: Path) -> None:
-    done = torchrun("-m", "tests.measure.recorder.two_ranks", str(tmp_path), "together", timeout_s=110, start="spawn")
-    assert sorted(done.stdout.splitlines()) == ["rank 0 wrote 2", "rank 1 wrote 0"], done.stderr
-    record, profiled = read_records(tmp_path)[0]
+def test_ranks_of_torchrun_write_one_record_of_the_straggler_and_one_profile(two_ranks: Path) -> None:
+    out = two_ranks / "together"
+    record, profiled = read_records(out)[0]
     assert (record.status, record.config["world_size"]) == ("ok", 2)
     assert record.measurement is not None
     assert len(record.measurement.timed) == 4
@@ -38,7 +48,7 @@ def test_ranks_of_torchrun_write_one_record_of_the_straggler_and_one_profile(tmp
     assert "loop ranks on" in render([record])
     assert "missing-ranks" not in [c.code for c in record.warnings]
     assert profiled.status == "ok"
-    slow = [total_s(tmp_path / profiled.artifacts[trace], "slow") for trace in ("trace", "trace_rank1")]
+    slow = [total_s(out / profiled.artifacts[trace], "slow") for trace in ("trace", "trace_rank1")]
     assert slow[0] < 3 * 0.05 <= slow[1]
 
 
@@ -48,10 +58,8 @@ def total_s(trace: Path, name: str) -> float:
 
 
 @pytest.mark.timeout(120)
-def test_rank_that_left_its_loop_early_does_not_block_others(tmp_path: Path) -> None:
-    done = torchrun("-m", "tests.measure.recorder.two_ranks", str(tmp_path), "apart", timeout_s=110, start="spawn")
-    assert sorted(done.stdout.splitlines()) == ["rank 0 wrote 1", "rank 1 wrote 0"], done.stderr
-    (record,) = read_records(tmp_path)[0]
+def test_rank_that_left_its_loop_early_does_not_block_others(two_ranks: Path) -> None:
+    (record,) = read_records(two_ranks / "apart")[0]
     assert record.measurement is not None
     assert len(record.measurement.timed) == 1
     assert "few-samples" in [c.code for c in record.warnings]

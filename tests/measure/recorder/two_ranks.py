@@ -1,10 +1,11 @@
-"""Loop on the ranks that torchrun started, with a slower or failing rank 1: `two_ranks.py OUT MODE`."""
+"""Loops on the ranks that torchrun started, with a slower and then a leaving rank 1: `two_ranks.py OUT`."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -15,8 +16,13 @@ from tests.measure.recorder.loops import batches, loss_of, net
 
 
 def main() -> None:
-    out, mode = sys.argv[1:]
     dist.init_process_group("gloo")
+    for mode in ("together", "apart"):
+        loop(Path(sys.argv[1], mode), mode)
+    dist.destroy_process_group()
+
+
+def loop(out: Path, mode: str) -> None:
     rank = dist.get_rank()
     profile = "kineto" if mode == "together" else "none"
     model = DistributedDataParallel(net()) if mode == "together" else net()
@@ -34,8 +40,8 @@ def main() -> None:
                     time.sleep(0.05 * rank)
                 loss.backward()
                 optimizer.step()
-    os.write(1, f"rank {rank} wrote {len(recorder.records)}\n".encode())  # at once, as the other rank writes there too
-    dist.destroy_process_group()
+    # At once, as the other rank writes there too.
+    os.write(1, f"rank {rank} wrote {len(recorder.records)} {mode}\n".encode())
 
 
 if __name__ == "__main__":
