@@ -20,6 +20,7 @@ import argparse
 import ast
 import contextlib
 import gc
+import hashlib
 import importlib
 import json
 import os
@@ -278,12 +279,14 @@ class Session:
         for name in self._items:
             by_file[name.partition("::")[0]].append(name)
         known = json.loads(self.lines.read_text()) if self.lines.exists() else {}
+        sources = hashlib.sha256(b"".join(path.read_bytes() for path in TARGETS)).hexdigest()
+        if known.get("sources") != sources:  # else the lines would be those of other code
+            known = {"sources": sources}
         for file, names in by_file.items():
             changed_s = Path(file).stat().st_mtime
             if known.get(file, [0])[0] != changed_s:
                 answer = _forked(lambda names=names: self._trace_items(names, paths), 600.0)
                 known[file] = [changed_s, *json.loads(answer or "[{}, []]")]
-                self.lines.write_text(json.dumps(known))
             _, found, loaded = known[file]
             for name in loaded:  # so that the forks of mutants need not
                 with contextlib.suppress(Exception):
@@ -297,6 +300,7 @@ class Session:
                 lasted[name] = took_s
                 for path, line in lines:
                     reached[path, line].add(name)
+        self.lines.write_text(json.dumps(known))
         print(f"{len(lasted)} tests of {sum(lasted.values()):.0f} s, traced", flush=True)
         return reached, lasted
 
@@ -514,7 +518,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
     parser.add_argument("--results", type=Path, help="file for one JSON line per mutant")
     parser.add_argument("--again", action="store_true", help="run only mutants that --results has not as killed")
-    parser.add_argument("--lines", type=Path, help="file that keeps the lines of each test; delete it after a change")
+    parser.add_argument("--lines", type=Path, help="file that keeps the lines of each test for the same code")
     parser.add_argument("--table", type=Path, help="file for the page")
     options = parser.parse_args(argv)
     os.chdir(ROOT)

@@ -35,15 +35,15 @@ def test_rank_is_late_if_its_own_work_takes_half_of_the_delay(queued_s: float, i
     assert (late(queued_s=queued_s) is not None) is is_late
 
 
-@pytest.mark.parametrize(("last", "is_late"), [(3, True), (2, False)])
-def test_rank_is_late_if_it_is_the_last_in_three_of_four_steps(last: int, is_late: bool) -> None:
+@pytest.mark.parametrize(("last", "count", "is_late"), [(3, 4, True), (2, 4, False), (3, 5, False), (4, 5, True)])
+def test_rank_is_late_if_it_is_the_last_in_three_of_four_steps(last: int, count: int, is_late: bool) -> None:
     early, slow = step(call(0.5), forward=0.0, backward=0.5), step(call(0.25), forward=0.5, backward=0.25)
-    order = [slow] * last + [early] * (4 - last)
+    order = [slow] * last + [early] * (count - last)
     tables = tables_of([report(0, [early if one is slow else slow for one in order]), report(1, order)])
     (row, *_) = LATE_RANK.of(tables) or [None]
     assert (row is not None) is is_late
     if row is not None:
-        assert (row["rank"], row["last"], row["steps"], row["share"]) == (1, 3, 4, 0.25)
+        assert (row["rank"], row["last"], row["steps"], row["share"]) == (1, last, count, 0.25)
 
 
 @pytest.mark.parametrize(
@@ -150,6 +150,8 @@ def test_search_is_that_of_the_rank_with_the_least_while_it_had_a_core() -> None
     assert (row["search_share"], row["marks_share"], row["unused"]) == (0.25, 0.125, 3)
     assert exchange(call(0.25), search_s=0.5, queued_s=0.75, **known)["search_share"] == 1.125
     assert exchange(call(0.25), search_s=0.5)["search_share"] == 0.0
+    searches = [report(rank, 2 * [step(call(0.25), search_s=0.25 * (1 + rank))], marked=9) for rank in (0, 1)]
+    assert EXCHANGE.of(tables_of(searches))[0]["search_share"] == 0.25
 
 
 # one rank's work

@@ -178,9 +178,9 @@ LIMITS: dict[str, tuple[Evidence, Evidence]] = {
     ),
     "small_buckets: 4 all-reduces": (exchange(small=3, small_share=0.5), exchange(small=4, small_share=0.5)),
     "small_grids: 3 tenths of the step": (kernels(other=0.2999), kernels(other=0.3)),
-    "small_grids: 100 µs each": (
-        Evidence({"kernels": [GRID | {"mean_s": 100e-6}], "steps": [{"device": 0, "wall_s": 1.0}]}),
-        Evidence({"kernels": [GRID | {"mean_s": 101e-6}], "steps": [{"device": 0, "wall_s": 1.0}]}),
+    "small_grids: 50 µs each": (
+        Evidence({"kernels": [GRID | {"mean_s": 50e-6}], "steps": [{"device": 0, "wall_s": 1.0}]}),
+        Evidence({"kernels": [GRID | {"mean_s": 51e-6}], "steps": [{"device": 0, "wall_s": 1.0}]}),
     ),
     "small_grids: 8 blocks": (
         Evidence({"kernels": [GRID | {"grid": "3×3×1"}], "steps": [{"device": 0, "wall_s": 1.0}]}),
@@ -273,6 +273,11 @@ NUMBERS: dict[str, tuple[Evidence, float, float | None, str]] = {
     ),
     "data_input: of a trace": (
         idle({"ranges": [{"range": "input", "total_s": 0.5}]}, launch_bound=0.75), 0.5, 0.5, "50% of the step waits",
+    ),
+    "data_input: of batches that take different times": (
+        Evidence({}, Measurement("monotonic", tuple(
+            Sample(0, False, 0.5 + s, {"input": s}, {"input": s}) for s in (0.25, 0.5, 0.5, 0.75)
+        ), 0.0), LOOP), 0.5, 0.5, "50% of the step waits",
     ),
     "data_input: of a loop without times": (
         Evidence({"ranges": [{"range": "input", "total_s": 0.5}], "steps": [{"device": 0, "wall_s": 1.0}]},
