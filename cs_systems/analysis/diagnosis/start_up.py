@@ -1,4 +1,4 @@
-"""Rule for start-up: time of a recording before its steps are usual, which no later step repeats."""
+"""Rule for start-up: time of a recording or loop before its steps are usual, which no later step repeats."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 
 from cs_systems.analysis.attribution.gaps import silences
 from cs_systems.analysis.attribution.usual_steps import START_UP, WHOLE_PROCESS, Apart, Usual
+from cs_systems.analysis.comparison.loop_findings import OTHER_PHASES, SLOW_START, SlowStartRow
 from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
 from cs_systems.core.tables import Row
@@ -20,6 +21,7 @@ FILLED = (
     "this time out of every mean"
 )
 MANAGED = re.compile("MallocManaged|MemAllocManaged")
+SPARE = 5  # steps of a loop between its start-up and its timed steps
 MOST_NAMED = 2
 LEAST = 0.1  # share of the recording; every recording begins somewhere
 TRIAL = 0.01  # share of the recording; steps that take less are a trial, though they repeat
@@ -28,6 +30,8 @@ OUTWEIGHS = 0.9  # share of the recording; more comes before what is left of a r
 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the steps that take longer because of first uses, or the stretch before a recording is warm."""
+    if rows := SLOW_START.of(evidence.tables):
+        return _of_loop(rows[0], evidence.config.steps if evidence.config else 0)
     usual = evidence.usual
     if usual is None or not usual.total_s or usual.start_up_s < LEAST * usual.total_s:
         return None
@@ -71,6 +75,26 @@ def _filling_s(usual: Usual) -> float:
     if not len(allocated_s) or allocated_s[0] >= until_s:
         return 0.0
     return math.fsum(end - start for start, end in silences(trace, float(allocated_s[0]), until_s))
+
+
+def _of_loop(row: SlowStartRow, timed: int) -> Diagnosis | None:
+    """Find the slow first steps of a loop, unless its warm-up has them, or nearly all of them."""
+    if row["timed"] < LEAST * timed or row["extra_s"] < LEAST * row["total_s"]:
+        return None
+    phase, steps = row["phase"], row["steps"]
+    where = "" if phase is None else ", outside of the phases" if phase in OTHER_PHASES else f", most of it in {phase}"
+    return Diagnosis(
+        f"each of the first {steps} steps takes {human(row['each_s'], 's')} where later ones take "
+        f"{human(row['later_s'], 's')}: {row['extra_s'] / row['total_s']:.0%} of the loop is start-up{where}; "
+        f"{row['timed']} of them were timed",
+        f"time later steps (cs-systems run --steps {steps + SPARE}:{steps + SPARE + timed}), and do before the loop, "
+        "once for all runs, what the first steps prepare",
+        row["total_s"],
+        takes=row["extra_s"],
+        evidence=(row,),
+        is_of_recording=True,
+        is_outside=True,
+    )
 
 
 def _which(apart: Apart) -> str:
