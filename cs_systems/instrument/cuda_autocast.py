@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
@@ -27,15 +28,25 @@ _LISTED = (
     "upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa prod "
     "softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum norm"
 )
-FP32_OPERATIONS = frozenset(_LISTED.split())
 # Names under which Python calls them: `x ** 2`, and functions that are made of one of them.
 _ALIASES = {"__pow__": "pow", "__rpow__": "pow", "cross_entropy": "log_softmax"}
+
+
+@cache
+def fp32_operations() -> frozenset[str]:
+    """Return the listed operations that autocast of the installed torch handles: an older one knows fewer."""
+    handled = {
+        name.removeprefix("aten::").partition(".")[0]
+        for name in torch._C._dispatch_get_all_op_names()
+        if torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCUDA")
+    }
+    return frozenset(_LISTED.split()) & handled
 
 
 def widens(function: Any) -> bool:
     """Return whether CUDA's autocast runs a function of torch in fp32."""
     name = getattr(function, "__name__", "")
-    return _ALIASES.get(name, name) in FP32_OPERATIONS
+    return _ALIASES.get(name, name) in fp32_operations()
 
 
 def widened(value: Any) -> Any:
