@@ -318,7 +318,7 @@ def _trace_corpus(folder: Path) -> str:
 
 def _expected_times(folder: Path) -> str:
     text = next(line for line in (folder / "table.md").read_text().splitlines() if "with an expected time" in line)
-    return f"On one NVIDIA H100, {text.rstrip('.')}."
+    return f"On NVIDIA H200, {text.rstrip('.')}."
 
 
 def _trace_truth(folder: Path) -> str:
