@@ -114,8 +114,8 @@ def busbw(collective: str, size_bytes: int, world_size: int, seconds: float) -> 
 
 
 def readable_bytes(size_bytes: int) -> str:
-    """Format a size in the largest binary unit that gives a whole number: `4 KiB`, `1,020 B`."""
-    for factor, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+    """Format a size in the largest unit that gives a whole number: `4 KiB`, `10 MB`, `1,020 B`."""
+    for factor, unit in ((2**30, "GiB"), (2**20, "MiB"), (10**9, "GB"), (10**6, "MB"), (2**10, "KiB")):
         if size_bytes % factor == 0:
             return f"{size_bytes // factor} {unit}"
     return f"{size_bytes:,} B"

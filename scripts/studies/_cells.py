@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from cs_systems.config import describe
 from cs_systems.record import Row, RunRecord
+
+SCRIPTS = Path(__file__).resolve().parents[1]
+
+
+def script(name: str) -> str:
+    """Return the path of a file of scripts/ as cells name it: a relative one in the root of the repository.
+
+    Elsewhere it is the whole path, so that a study runs from any folder.
+    """
+    file = SCRIPTS / name
+    return (file.relative_to(Path.cwd()) if SCRIPTS.parent == Path.cwd() else file).as_posix()
 
 
 @dataclass(frozen=True)

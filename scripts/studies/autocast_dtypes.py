@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from _cells import Cell, place
+from _cells import Cell, place, script
 from _numerics import not_measured
 from _study import Study, declared_table, row_table, run
 
@@ -47,7 +47,7 @@ def cells() -> list[RunConfig]:
     """Return the cells, the same on every machine, since they take seconds."""
     base = RunConfig(warmup=0, steps=1)
     watched = replace(base, profiler="dtypes")
-    mistakes = [f"scripts/_autocast_mistakes.py:{name}" for name in MISTAKES]
+    mistakes = [f"{script('_autocast_mistakes.py')}:{name}" for name in MISTAKES]
     return [
         *grid(watched, workload=["toy"], precision=PRECISIONS),
         *grid(watched, workload=["train_step"], model=[PRESETS["tiny"]], precision=[Precision.BF16]),

@@ -17,10 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from _cells import Cell, place
+from _cells import Cell, place, script
 from _kernels import clean
 from _study import Study, index, row_table, run
 
@@ -34,7 +33,7 @@ from cs_systems.record import Row
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BACKENDS = (Path(__file__).parents[1] / "_cuda_steps.py").relative_to(Path(__file__).parents[2]).as_posix()
+BACKENDS = script("_cuda_steps.py")
 # The techniques in the order in which one builds on the other, and the last fp32 step without each.
 LADDER = ("naive", "shared", "padded", "coalesced", "registers", "unrolled", "async", "tensor_cores")
 ALL_FP32 = "async"

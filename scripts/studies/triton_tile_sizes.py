@@ -19,11 +19,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from _attention import PYTORCH, QUICK, calls, growth
-from _cells import Cell, place
+from _cells import Cell, place, script
 from _numerics import not_measured
 from _study import Study, index, row_table, run
 
@@ -32,7 +31,7 @@ from cs_systems.core.units import human
 from cs_systems.record import Row
 from cs_systems.report.tables.records import render
 
-TILES = (Path(__file__).parents[1] / "_tiles.py").relative_to(Path(__file__).parents[2]).as_posix()
+TILES = script("_tiles.py")
 LENGTHS = tuple(2**n for n in range(7, 16))
 D_HEADS = (16, 32, 64, 128)
 SIZES = {Precision.BF16: (16, 32, 64, 128), Precision.FP32: (16, 32, 64)}
