@@ -17,7 +17,7 @@ from tests.nsys_lock import alone_with_nsys
 pytest_plugins = ["tests.recorded"]
 
 # No test depends on the speed of the machine.
-settings.register_profile("without_deadline", deadline=None)
+settings.register_profile("without_deadline", deadline=None, max_examples=40)
 settings.load_profile("without_deadline")
 # Set before torch is imported, and inherited by workers: tiny tensors gain nothing from a second thread, and two test
 # processes on two cores would wait for each other.
