@@ -190,14 +190,15 @@ def silences(trace: Trace, from_s: float, to_s: float) -> list[tuple[float, floa
     return list(zip(until[long].tolist(), after[long].tolist(), strict=True))
 
 
-def idle_during(kernels: Kernels, start_s: Floats, end_s: Floats) -> Floats:
-    """Return for each interval its time in which no device ran a kernel; kernels are in order of their start."""
-    until = np.maximum.accumulate(np.concatenate([[-np.inf], kernels.end_s]))[:-1]
-    busy = np.concatenate([[0.0], np.cumsum(np.clip(kernels.end_s - np.maximum(kernels.start_s, until), 0.0, None))])
-    latest = np.concatenate([[-np.inf], np.maximum.accumulate(kernels.end_s)])
+def idle_during(kernels: Kernels, start_s: Floats, end_s: Floats, which: Bools | None = None) -> Floats:
+    """Return for each interval its time in which no device ran a kernel, or none of these kernels."""
+    starts, ends = (kernels.start_s, kernels.end_s) if which is None else (kernels.start_s[which], kernels.end_s[which])
+    until = np.maximum.accumulate(np.concatenate([[-np.inf], ends]))[:-1]
+    busy = np.concatenate([[0.0], np.cumsum(np.clip(ends - np.maximum(starts, until), 0.0, None))])
+    latest = np.concatenate([[-np.inf], np.maximum.accumulate(ends)])
 
     def busy_until(time_s: Floats) -> Floats:
-        begun = np.searchsorted(kernels.start_s, time_s, "right")
+        begun = np.searchsorted(starts, time_s, "right")
         return np.asarray(busy[begun] - np.clip(latest[begun] - time_s, 0.0, None))
 
     return np.asarray(end_s - start_s - (busy_until(end_s) - busy_until(start_s)))

@@ -29,12 +29,13 @@ from cs_systems.core.step_kinds import step_kinds
 from cs_systems.core.units import human
 from cs_systems.readers._stalls import SYNCHRONISATION, Kind, kind, stalls, unversioned
 from cs_systems.readers.forms.columns import Range
-from cs_systems.readers.forms.trace import WHOLE_GRAPH, Step, Trace, steps_of
+from cs_systems.readers.forms.trace import WHOLE_GRAPH, Kernels, Step, Trace, steps_of
 
 START_UP, PERIODIC, SLOW = "start-up", "periodic", "slow"
 SLOWER = 1.5  # times the usual step: a first step that takes longer was not warm
 COVERS = 0.9  # share of the kernels' time that the range of the repeated work holds
 ALIKE = 0.9  # share of kernels that are the same one period later
+PAUSE = 5.0  # times the median repetition
 FEWEST = 3  # occurrences that show a period
 LOADS = re.compile(r"ModuleLoad|LibraryLoad")  # calls that load kernels
 FIRST_LAUNCHES = "first kernel launches"
@@ -334,10 +335,22 @@ def _by_repetition(trace: Trace) -> tuple[list[Step], str]:
             continue
         begins = [*launched[at[(at >= first) & (at < end)]].tolist()]
         ends = [*begins[1:], float(kernels.end_s[order[first:end]].max())]
+        ends = _without_pauses(kernels, begins, ends)
         if len(begins) > 1 and all(b > a for a, b in zip(begins, ends, strict=True)):
             steps = [Step("repetition", a, b) for a, b in zip(begins, ends, strict=True)]
             return steps, f"repetitions of {period} kernels"
     return [], ""
+
+
+def _without_pauses(kernels: Kernels, begins: Sequence[float], ends: Sequence[float]) -> list[float]:
+    """Return the ends of repetitions, without a pause between two runs of the program, which is of no step."""
+    lasted = np.subtract(ends, begins)
+    long = np.flatnonzero(lasted > PAUSE * np.median(lasted)).tolist()
+    shorter = [*ends]
+    for number in long if len(long) < FEWEST else []:  # more of them are steps that do something else
+        own = (kernels.launched_s >= begins[number]) & (kernels.launched_s < ends[number])
+        shorter[number] = min(ends[number], float(kernels.end_s[own].max()))
+    return shorter
 
 
 def _by_rhythm(trace: Trace) -> tuple[list[Step], str]:
@@ -372,18 +385,26 @@ def _warm(trace: Trace, window: Step) -> tuple[Step, bool]:
     end_s = float(kernels.end_s[inside].max())
     if end_s <= start_s:
         return window, False
-    least_s = np.full(len(kernels), LONG_CALL_S)
-    least_s[np.unique(kernels.function.codes, return_index=True)[1]] = FIRST_CALL_S
-    long = inside & (kernels.launch_end_s - kernels.launch_start_s > least_s)
-    long[long] = idle_during(kernels, kernels.launch_start_s[long], kernels.launch_end_s[long]) > least_s[long]
-    if not long.any():
-        return window._replace(start_s=start_s, end_s=end_s), False
-    loaded_s = float(kernels.launch_end_s[long].max())
-    after, lasted = inside & (kernels.launched_s >= loaded_s), kernels.end_s - kernels.start_s
-    if after.sum() < FIRST_HALF * inside.sum() or lasted[after].sum() < FIRST_HALF * lasted[inside].sum():
+    launching_s, lasted = kernels.launch_end_s - kernels.launch_start_s, kernels.end_s - kernels.start_s
+    first = np.zeros(len(kernels), bool)
+    first[np.unique(kernels.function.codes, return_index=True)[1]] = True
+    long = inside & ((launching_s > LONG_CALL_S) | (first & (launching_s > FIRST_CALL_S)))
+    idle_s = idle_during(kernels, kernels.launch_start_s[long], kernels.launch_end_s[long])
+    long[long] = idle_s > np.where(first[long], FIRST_CALL_S, LONG_CALL_S)
+
+    def leaves_most(loaded_s: float) -> bool:
+        after = inside & (kernels.launched_s >= loaded_s)
+        most_s = FIRST_HALF * lasted[inside].sum()
+        return bool(after.sum() >= FIRST_HALF * inside.sum() and lasted[after].sum() >= most_s)
+
+    very_long = long & (launching_s > LONG_CALL_S)
+    if very_long.any() and not leaves_most(float(kernels.launch_end_s[very_long].max())):
         lost_s = math.fsum(long_calls(trace, start_s, end_s).values())
         return window._replace(start_s=start_s, end_s=end_s), lost_s > COLD * (end_s - start_s)
-    return Step(window.name, loaded_s, end_s), False
+    loaded = next(filter(leaves_most, np.sort(kernels.launch_end_s[long])[::-1].tolist()), None)
+    if loaded is None:
+        return window._replace(start_s=start_s, end_s=end_s), False
+    return Step(window.name, loaded, end_s), False
 
 
 def _first_uses(trace: Trace, from_s: float, to_s: float) -> dict[str, float]:

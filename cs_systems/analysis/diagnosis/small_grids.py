@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 
+import numpy as np
+
+from cs_systems.analysis.attribution.gaps import idle_during
 from cs_systems.analysis.attribution.tables import KernelRow
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
@@ -32,8 +36,10 @@ def find(evidence: Evidence) -> Diagnosis | None:
     count = _multiprocessors(evidence)
     computing = [row for row in evidence.kernels() if row["family"] != "collective" and row.get("mean_s", 0) > LONG_S]
     rows = [row for row in computing if _used(row, count) < MOST_FILLED]
-    time_s = min(step_s, sum(row["time_s"] for row in rows))
-    if not rows or time_s < DOMINANT * step_s:
+    if not rows:
+        return None
+    time_s = min(step_s, sum(row["time_s"] for row in rows) - _hidden_s(evidence, {row["kernel"] for row in rows}))
+    if time_s < DOMINANT * step_s:
         return None
     worst = max(rows, key=lambda row: row["time_s"])
     grid, block = worst.get("grid"), worst.get("block")
@@ -50,6 +56,23 @@ def find(evidence: Evidence) -> Diagnosis | None:
         where=f"grid of {counted(int(_size(grid)), 'block')}{of}{on}, {human(worst['mean_s'], 's')} each: "
         f"{worst['kernel'][:60]}",
     )
+
+
+def _hidden_s(evidence: Evidence, names: Set[str]) -> float:
+    """Return the time per step in which kernels of these names overlap with each other, or with other kernels."""
+    if evidence.usual is None:
+        return 0.0
+    profile = evidence.usual.profile
+    kernels = profile.trace.kernels
+    these = np.asarray(kernels.function.codes_where(lambda function: function.name in names))
+    inside = steps_of(kernels.launched_s, profile.steps)[1] & (kernels.device == profile.devices[0])
+    own = these & inside
+    within = np.array([kernels.start_s[own].min(initial=np.inf)]), np.array([kernels.end_s[own].max(initial=-np.inf)])
+    if not own.any():
+        return 0.0
+    without_others, without_any = (idle_during(kernels, *within, which)[0] for which in (inside & ~these, inside))
+    alone_s = without_others - without_any
+    return max(0.0, float((kernels.end_s - kernels.start_s)[own].sum() - alone_s)) / len(profile.steps)
 
 
 def _multiprocessors(evidence: Evidence) -> int | None:
@@ -84,12 +107,14 @@ def _lanes(block: str | None) -> float:
 
 
 def _moves(evidence: Evidence) -> int:
-    """Return how many pages of managed memory moved to the GPU in the usual steps."""
+    """Return how many pages of managed memory moved to the GPU while kernels of the usual steps ran."""
     if evidence.usual is None:
         return 0
-    copies = evidence.usual.profile.trace.copies
-    moved = copies.name.codes_where(lambda name: name.endswith(UNIFIED) and name.startswith("H"))
-    return int((moved & steps_of(copies.start_s, evidence.usual.profile.steps)[1]).sum())
+    trace = evidence.usual.profile.trace
+    moved = trace.copies.name.codes_where(lambda name: name.endswith(UNIFIED) and name.startswith("H"))
+    moved &= steps_of(trace.copies.start_s, evidence.usual.profile.steps)[1]
+    start_s, end_s = trace.copies.start_s[moved], trace.copies.end_s[moved]
+    return int((idle_during(trace.kernels, start_s, end_s) < end_s - start_s).sum())
 
 
 RULE = Rule(find, shortens_kernels=True)
