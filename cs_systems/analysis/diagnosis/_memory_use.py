@@ -24,7 +24,7 @@ EACH_BLOCK = "every:1"  # plan of checkpoints
 LOGITS, SCORES, FOREACH = "logits", "attention scores", "foreach temporaries"
 ACTIVATIONS, GRADIENTS, OPTIMIZER_STATE = "activations", "gradients", "optimizer state"
 EARLIER_GRADIENTS, IN_BLOCKS, WEIGHT_COPIES = "earlier gradients", "activations in blocks", "weight copies"
-MODEL_COPIES = "model copies"
+MODEL_COPIES, UPDATE = "model copies", "update temporaries"
 HISTORY = "call torch.cuda.memory._record_memory_history() before the steps, and _dump_snapshot(FILE) after them"
 # Components of the formulas and of fake tensors → their category.
 _CATEGORIES = {

@@ -25,7 +25,7 @@ from cs_systems.config import Phase
 
 LOGITS, FOREACH, EARLIER_GRADIENTS = "logits", "foreach temporaries", "earlier gradients"
 IN_BLOCKS, SCORES, WEIGHT_COPIES = "activations in blocks", "attention scores", "weight copies"
-MODEL_COPIES = "model copies"
+MODEL_COPIES, UPDATE = "model copies", "update temporaries"
 LARGE_BYTES = 1 << 16  # a smaller weight is a vector, which autocast does not copy
 PASS = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
 _OF_FOREACH = ("_multi_tensor", "_foreach")  # beginnings of torch.optim's functions that update all parameters at once
@@ -54,7 +54,8 @@ def groups(found: Attribution, apart: Iterable[Attributed]) -> Mapping[str, Sequ
         GRADIENTS: [one for one in own if one.category == GRADIENTS],
         EARLIER_GRADIENTS: [*_earlier_gradients(found, own)],
         OPTIMIZER_STATE: [one for one in own if one.category == OPTIMIZER_STATE],
-        FOREACH: [*_of_foreach(found, own)],
+        FOREACH: (of_foreach := [*_of_foreach(found, own)]),
+        UPDATE: [*_of_update(own, of_foreach)],
     }
 
 
@@ -149,4 +150,12 @@ def _of_foreach(found: Attribution, own: Sequence[Attributed]) -> Iterator[Attri
     known = [any(frame.function.startswith(_OF_FOREACH) for frame in stack) for stack in stacks]
     for one in own:
         if one.category == TEMPORARIES and one.phase == Phase.OPTIMIZER and known[one.allocation.stack]:
+            yield one
+
+
+def _of_update(own: Sequence[Attributed], apart: Sequence[Attributed]) -> Iterator[Attributed]:
+    """Yield the temporary tensors of an optimizer that updates one parameter at a time."""
+    others = {*map(id, apart)}
+    for one in own:
+        if one.category == TEMPORARIES and one.phase == Phase.OPTIMIZER and id(one) not in others:
             yield one

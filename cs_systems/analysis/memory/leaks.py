@@ -54,8 +54,17 @@ def leak(found: Attribution) -> Leak | None:
 
 
 def _are_apart(found: Attribution, ends: Sequence[int]) -> bool:
-    """Return whether something happens outside of forward between steps: layers of one pass have equal stacks too."""
-    outside = [event for event, place in enumerate(found.places) if place.phase != Phase.FORWARD]
+    """Return whether something happens outside of forward between steps: layers of one pass have equal stacks too.
+
+    A module that is built or moved inside of a forward is a part of the pass.
+    """
+    snapshot = found.replay.snapshot
+    inside = [not stack or any(frame.function == "forward" for frame in stack) for stack in snapshot.stacks]
+    outside = [
+        event
+        for event, (place, stack) in enumerate(zip(found.places, snapshot.events.stack, strict=True))
+        if place.phase != Phase.FORWARD and not inside[stack]
+    ]
     before = [bisect_left(outside, end + 1) for end in ends[:-1]]
     return len({*before}) == len(before)
 

@@ -35,7 +35,7 @@ from tests.analysis.memory.test_history import GIB, Data, event, segment, snapsh
 # Rules whose faults are planted, and left out, in this file.
 TRIED = (
     *("foreach-temporaries", "kept-output", "leak", "out-of-memory", "returned-segments", "unused-graph"),
-    *("model-copies", "weight-copies"),
+    *("model-copies", "update-temporaries", "weight-copies"),
 )
 FAULTS = Path(__file__).parents[2] / "data" / "memory_h200"
 PROFILES = Path(__file__).parents[3] / "profiles"
@@ -220,12 +220,32 @@ def test_leak_of_many_lines_of_forward_is_that_of_a_graph(write_snapshot: Write)
     assert leak.cause.startswith("6.00 MiB of each step's graph stay alive")
 
 
-def test_layers_of_one_forward_that_fails_are_no_leak(write_snapshot: Write) -> None:
+@pytest.mark.parametrize("moved_inside", [(), (frame("convert", "site-packages/torch/nn/modules/module.py"),)])
+def test_layers_of_one_forward_that_fails_are_no_leak(write_snapshot: Write, moved_inside: Any) -> None:
     allocator = CachingAllocator(recording=True)
     for _ in range(12):  # one line of a loop calls every layer
         for line in (7, 8, 9):
             allocator.alloc(20 * MIB, (frame("forward", line=line), *MODULE))
+        allocator.alloc(MIB, (*moved_inside, frame("forward", line=10), *MODULE))
     assert "leak" not in [one.code for one in answer(write_snapshot(allocator.snapshot())).diagnoses]
+
+
+@pytest.mark.parametrize(("size", "share"), [(60, "27%"), (4, "")])
+def test_temporaries_of_an_update_parameter_by_parameter_are_named(
+    write_snapshot: Write, size: int, share: str
+) -> None:
+    allocator = CachingAllocator()
+    allocator.alloc(320 * MIB)
+    allocator.start()
+    update = (frame("step", "optimizer.py", line=78), *OPTIMIZER)
+    for _ in range(3):
+        made = [allocator.alloc(size * MIB, update) for _ in range(2)]
+        for address in made:
+            allocator.free(address, update)
+        allocator.free(allocator.alloc(MIB, FORWARD), MAIN)
+    found = {one.code: one.cause for one in answer(write_snapshot(allocator.snapshot())).diagnoses}
+    assert ("update-temporaries" in found) == bool(share)
+    assert share in found.get("update-temporaries", "")
 
 
 @pytest.mark.parametrize(("line", "inner"), [(41, ()), (44, (frame("softmax", "site-packages/torch/functional.py"),))])
