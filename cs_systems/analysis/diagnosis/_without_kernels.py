@@ -15,6 +15,7 @@ from cs_systems.readers.forms.trace import Trace
 
 OF_GPU, OF_CPU = re.compile("cudnn|cuda|miopen"), re.compile("mkl|_cpu")  # in the name of an operator
 ACTIVITIES = "record with ProfilerActivity.CUDA too"
+OF_NSYS = "record with nsys profile --trace=cuda,nvtx"
 RECORD = "record on a machine with a GPU"
 MAIN = 0.5  # share of the time
 MOST_NAMED = 2
@@ -33,6 +34,8 @@ def why_not_judged(profile: Profile) -> str:
     times = _operators(profile)
     if of_gpu := next((name for name in times if OF_GPU.search(name)), None):
         return f"the trace has no kernels, though {of_gpu} ran on a GPU; {ACTIVITIES}"
+    if trace.devices and trace.profiler == "nsys":
+        return f"the export has no kernels of {next(iter(trace.devices.values()))}; {OF_NSYS}"
     if trace.devices or not any(map(OF_CPU.search, times)):  # other devices record no kernels either
         return f"the trace has no kernels; {RECORD}"
     name = max(times, key=lambda operator: times[operator])

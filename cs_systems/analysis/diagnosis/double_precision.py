@@ -10,6 +10,10 @@ from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.config import Phase
 
 KERNEL = re.compile(r"(?<![a-z])dgemm|d884|f64f64|<double|double>", re.IGNORECASE)  # not GroupedGemm
+ARGUMENT = re.compile(r"\(([^()]*\W)?double\b[^()]*")  # in the list of a kernel's arguments, which may be cut
+SLOW = re.compile(r"GeForce|\bGTX\b|\bRTX\b|Quadro RTX|Tesla T4|\bT4\b|\bL40?S?\b|\bA(10|16|40)\b")
+DOMINANT = 0.3  # share of the step
+ARGUMENTS = "compute in float where its precision is enough, literals without f (0.5) included, which are fp64"
 NOTABLE = 0.1  # share of the step
 SLOWER = 0.8  # of the rate of float32; above, another precision gains little
 REMEDY = (
@@ -27,7 +31,24 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if time_s >= NOTABLE * step_s:
         cause = f"{time_s / step_s:.0%} of the step is matrix products in fp64"
         return Diagnosis(cause, REMEDY, step_s, None, evidence=rows, takes=time_s)
-    return _of_weights(evidence, step_s)
+    return _of_arguments(evidence, step_s) or _of_weights(evidence, step_s)
+
+
+def _of_arguments(evidence: Evidence, step_s: float) -> Diagnosis | None:
+    """Find kernels of a program without PyTorch that take fp64 values, on a GPU made for graphics or inference."""
+    device = evidence.device_name or ""
+    if evidence.uses_torch or not SLOW.search(device):
+        return None
+    rows, time_s = evidence.kernels_named(ARGUMENT)
+    if time_s < DOMINANT * step_s:
+        return None
+    worst = max(rows, key=lambda row: row["time_s"])
+    cause = (
+        f"{time_s / step_s:.0%} of the step is kernels that take arguments in fp64 (double), which {device} computes"
+    )
+    cause += " at 1/32 of the rate of fp32 or less"
+    where = str(worst["kernel"])[:60]
+    return Diagnosis(cause, ARGUMENTS, step_s, None, evidence=rows, takes=time_s, where=where)
 
 
 def _of_weights(evidence: Evidence, step_s: float) -> Diagnosis | None:

@@ -61,7 +61,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
         evidence=(row,),
         is_of_recording=True,
         is_outside=True,
-        comes_last=_comes_last(usual, usual.start_up_s / usual.total_s),
+        comes_last=takes_s < _usual_s(usual) if remedy is FILLED else _comes_last(usual, takes_s / usual.total_s),
     )
 
 
@@ -112,8 +112,12 @@ def _comes_last(usual: Usual, share: float) -> bool:
         return not usual.is_rest or share < OUTWEIGHS
     if usual.profile.trace.profiler not in WHOLE_PROCESS:
         return share < MOSTLY
-    usual_s = usual.step_s * len(usual.profile.steps)  # the process may go on after its kernels
-    return usual_s >= (WORTH if usual.is_once else TRIAL) * usual.total_s
+    return _usual_s(usual) >= (WORTH if usual.is_once else TRIAL) * usual.total_s
+
+
+def _usual_s(usual: Usual) -> float:
+    """Return the time of the usual steps, after whose kernels the process may go on."""
+    return usual.step_s * len(usual.profile.steps)
 
 
 RULE = Rule(find)

@@ -104,6 +104,63 @@ def test_few_and_small_blocks_are_told_by_the_number_of_multiprocessors(
     assert cause in " ".join(found.causes)
 
 
+@pytest.mark.parametrize("hidden", [True, False])
+def test_few_blocks_that_run_beside_other_kernels_cost_nothing(tmp_path: Path, hidden: bool) -> None:
+    program = Program()
+    for _ in range(30):
+        program.launch(1 * MS)
+        number, start = program.number, program.free - 0.9 * MS
+        place = {"device": 0, "stream": 8 if hidden else 7, "correlation": number, "thread": 7}
+        begin = start if hidden else program.free + 1
+        program.event("kernel", "exchange(float*)", begin, 0.8 * MS, grid=[20, 1, 1], block=[1024, 1, 1], **place)
+        program.free += 0.0 if hidden else 0.8 * MS + 1
+    found = told(replace(trace_of(program, tmp_path), multiprocessors={0: 132}))
+    assert [one.code for one in found.diagnoses] == ([] if hidden else ["small-grids"])
+
+
+@pytest.mark.parametrize(("number", "is_named"), [(60, True), (1, False)])
+def test_copies_to_the_host_after_the_last_kernel_are_named(tmp_path: Path, number: int, is_named: bool) -> None:
+    program = Program()
+    program.launch(100 * MS)
+    program.wait()
+    trace = replace(trace_of(program, tmp_path), profiler="nsys")
+    end_s = float(trace.kernels.end_s.max())
+    back = Copy("memcpy", end_s + 1e-3, end_s + 1e-3 * number, 0, 7, 512 << 20, name="DtoH pageable")
+    found = told(replace(trace, copies=Copies.of([back])))
+    causes = [one.cause for one in found.diagnoses if one.code == "blocking-copies"]
+    assert causes == (
+        ["37% of the recording is copies to the host after the last kernel (512 MiB in 59.0 ms)"] * is_named
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name", "is_named"),
+    [
+        ("NVIDIA GeForce RTX 3060", "diverge(int, double, bool *, double, ", True),
+        ("NVIDIA GeForce RTX 3060", "diverge(int, float, bool *, double_rate, ", False),
+        ("NVIDIA A100-SXM4-80GB", "diverge(int, double, bool *)", False),
+    ],
+)
+def test_arguments_in_fp64_are_named_on_gpus_that_are_slow_at_it(
+    tmp_path: Path, gpu: str, name: str, is_named: bool
+) -> None:
+    program = Program(gpu)
+    for _ in range(30):
+        program.launch(1 * MS, name)
+    assert [one.code for one in told(trace_of(program, tmp_path)).diagnoses] == ["double-precision"] * is_named
+
+
+def test_pause_between_two_runs_belongs_to_no_repetition(tmp_path: Path) -> None:
+    program = Program()
+    for number in range(20):
+        program.now += (300 if number == 10 else 2) * MS
+        for name in ("assign(float*)", "update(float*)", "move(float*)"):
+            program.launch(1 * MS, name)
+        program.wait()
+    first = told(trace_of(program, tmp_path)).causes[0]
+    assert first.startswith("37% of the step the GPU is idle while the host makes no CUDA call, for up to 2.0")
+
+
 @pytest.mark.parametrize("count", [50, 1000])
 def test_host_that_reads_managed_memory_page_by_page_is_named(tmp_path: Path, count: int) -> None:
     program = Program()
