@@ -74,7 +74,7 @@ def of_spread(m: Measurement, phase: str, load: str = "", *, of_loop: bool = Fal
         yield caveat("few-samples", f"{steps} too few to show a spread")
         return
     warming = _warming(m, durations)
-    reasons = statistics.unstable(durations[warming:], of_loop=of_loop) if len(durations) - warming >= 3 else []
+    reasons = statistics.unstable(durations[warming:], of_loop=of_loop)
     if reasons:
         yield caveat("unstable", f"noisy: {'; '.join([*_short_warmup(durations, warming), *reasons])}{load}")
     elif warming:

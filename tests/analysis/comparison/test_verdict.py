@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,6 +52,7 @@ def test_noise_that_hides_a_doubling_is_named_in_place_of_a_difference() -> None
         [timed(around(0.1), attention="naive"), timed(around(0.2), attention="sdpa_math", batch_size=8)],
         [timed([0.1], attention="naive"), timed([0.2], attention="sdpa_math")],
         [timed(around(0.1), profiler="kineto"), timed(around(0.2), profiler="nsys")],
+        [timed(around(0.1), attention="naive"), replace(timed(around(0.2), attention="sdpa_math"), measurement=None)],
     ],
 )
 def test_cells_that_differ_in_more_or_in_nothing_have_no_verdict(records: list[RunRecord]) -> None:

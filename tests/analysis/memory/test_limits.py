@@ -13,7 +13,17 @@ from cs_systems.analysis.memory import timeline as memory_timeline
 from cs_systems.analysis.memory.allocations import OutOfMemory, Replay, replay, rounded
 from cs_systems.analysis.memory.annotations import BLOCK, _Highest, _joined, by_annotation
 from cs_systems.analysis.memory.categories import attribute
-from cs_systems.analysis.memory.out_of_memory import _cause, _without, out_of_memory
+from cs_systems.analysis.memory.out_of_memory import (
+    FRAGMENTED,
+    LIMIT,
+    NOT_KNOWN,
+    OTHER_POOL,
+    TOO_LITTLE,
+    _cause,
+    _without,
+    out_of_memory,
+    why,
+)
 from cs_systems.analysis.memory.tables import (
     at_peak,
     composition,
@@ -197,6 +207,33 @@ def test_request_of_ten_bytes_failed_for_a_cause(
     found = _cause(OutOfMemory(0, 10, free, 0, 0), pieces, expandable)
     assert found.startswith(cause)
     assert ("expandable_segments" in found) is (cause.endswith("record with"))
+
+
+@pytest.mark.parametrize(
+    ("free", "pieces", "expected"),
+    [
+        (0, [(0, 10)], (OTHER_POOL, 0)), (10, [(0, 9)], (LIMIT, 0)), (None, [(0, 9)], (NOT_KNOWN, 0)),
+        (0, None, (NOT_KNOWN, 0)), (1, [(0, 9)], (FRAGMENTED, 0)), (5, [(0, 2), (4, 6)], (TOO_LITTLE, 1)),
+        (2, [], (TOO_LITTLE, 8)),
+    ],
+)  # fmt: skip
+def test_request_of_ten_bytes_lacks_bytes_only_where_too_few_were_free(
+    free: int | None, pieces: list[tuple[int, int]] | None, expected: tuple[str, int]
+) -> None:
+    assert why(OutOfMemory(0, 10, free, 0, 0), pieces) == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "made", "has_peak"), [(2, 2, True), (3, 2, False), (0, 1, False), (0, 2, True), (1, 1, False)]
+)
+def test_history_that_makes_as_many_allocations_as_there_were_has_a_peak(
+    tmp_path: Path, before: int, made: int, has_peak: bool
+) -> None:
+    used = [(A + 4096 * n, 512) for n in range(before)]
+    events = [event("alloc", B + 4096 * n, 512, n) for n in range(made)]
+    segments = [segment(A, MIB, *used), segment(B, MIB, *((B + 4096 * n, 512) for n in range(made)))]
+    found = replayed(tmp_path, events, segments)
+    assert (found.before_allocations, found.has_peak) == (before, has_peak)
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,8 @@ def test_ranks_with_other_collectives_are_refused() -> None:
     without = ranks([alone])[0][0]
     found = together([replayed(*recorded[0]), replayed(*without)])
     assert found == Refusal("the ranks have no collective in common")
+    fewer = replayed(*ranks([(*step()[:34], Sync())] * 2)[0][0])  # without the second all-reduce
+    assert together([replayed(*recorded[0]), fewer]) == Refusal("the ranks have different numbers of all_reduce")
     trace, of = recorded[1]
     assert together([replayed(*recorded[0]), replayed(trace, of[1:])]) == Refusal(
         "the ranks have different numbers of steps"
