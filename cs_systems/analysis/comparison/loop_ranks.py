@@ -375,9 +375,12 @@ def _exchange(by_rank: Mapping[int, RankReport], steps: Sequence[_Step]) -> Exch
 
 def _search_share(steps: Iterable[_Step], one: RankReport) -> float:
     """Return the share of a rank's step in the search, and in the marks of the parameters that it needs."""
+    if not one["marked"]:
+        return 0.0
     reports = [step.reports[one["rank"]] for step in steps]
-    shares = [(one["marking_s"] + r["search_s"]) / max(r["wall_s"] - r["queued_s"], r["search_s"]) for r in reports]
-    return median_low(shares) if one["marked"] else 0.0
+    searches_s = [one["marking_s"] + r["search_s"] for r in reports]
+    # On a busy machine, the thread may have waited for a core for about the whole step.
+    return median_low(s / max(r["wall_s"] - r["queued_s"], s) for s, r in zip(searches_s, reports, strict=True))
 
 
 def _most(counts: Iterable[int | None]) -> int | None:

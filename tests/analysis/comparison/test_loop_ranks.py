@@ -161,6 +161,13 @@ def test_search_for_unused_parameters_counts_with_its_marks() -> None:
     assert row["unused"] == 0
 
 
+@pytest.mark.parametrize(("marked", "share"), [(0, 0.0), (600, 1.0)])
+def test_steps_that_only_waited_for_a_core_have_a_share_of_searching(marked: int, share: float) -> None:
+    waited = step(call(0.3), search_s=marked * 1e-4, queued_s=1.0)
+    row = EXCHANGE.of(tables_of([report(rank, 2 * [waited], marked=marked) for rank in (0, 1)]))[0]
+    assert row["search_share"] == share
+
+
 def test_rank_with_most_of_the_tokens_is_told_by_uneven_exchanges() -> None:
     def of(rank: int) -> RankReport:
         received = 700 if rank else 100
