@@ -46,11 +46,11 @@ class Meeting:
 
     def __init__(self) -> None:
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._rank, self._size = rank(), world_size()  # as later the process group may be gone
+        self.rank, self._size = rank(), world_size()  # as later the process group may be gone
         self._store: Any = PrefixStore(f"cs_systems/measure/recorder/{attempt}/{next(_numbers)}", _connect())
 
     def leave(self, what: str, text: str) -> None:
-        self._store.set(f"{what}/{self._rank}", text)
+        self._store.set(f"{what}/{self.rank}", text)
 
     def leave_if_open(self, what: str, text: str) -> None:
         """Leave a text, unless the process with the store has ended."""

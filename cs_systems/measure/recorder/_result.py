@@ -6,77 +6,29 @@ steps, the ranks and the profiler are set, and reports leave the other fields ou
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from statistics import median
-from typing import NamedTuple, cast
+from dataclasses import replace
+from typing import cast
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
-from cs_systems.analysis.comparison.loop_findings import ITERATORS, OUTCOME, PADDING, REPEATED_FORWARD, OutcomeRow
+from cs_systems.analysis.comparison.loop_findings import ITERATORS, REPEATED_FORWARD
 from cs_systems.analysis.timing_caveats import timing_caveats
 from cs_systems.config import RunConfig
 from cs_systems.core import caveats
 from cs_systems.core.caveats import GRAPH_BREAKS, LOOP_REMEDIES, Caveat
-from cs_systems.core.fields import LOOP
 from cs_systems.core.statistics import total
 from cs_systems.core.units import counted
 from cs_systems.instrument.probes import graph_break_rows, graph_breaks
 from cs_systems.machine import device as devices
 from cs_systems.machine.device import Device
 from cs_systems.machine.environment import environment
-from cs_systems.measure.recorder.outcome import caveats_of
-from cs_systems.measure.recorder.padding import Padding
-from cs_systems.measure.recorder.phases import BACKWARD, FORWARD, WAITING, Call, in_order
+from cs_systems.measure.recorder.inputs import StepInputs, are_different, batches_of, size_of
+from cs_systems.measure.recorder.observers import Found
+from cs_systems.measure.recorder.phases import BACKWARD, FORWARD, WAITING, in_order
+from cs_systems.measure.recorder.subject import Subject
 from cs_systems.record import Environment, Measurement, Ran, Row, RunRecord, Sample, make_key
-
-_Batch = Counter[tuple[tuple[int, ...], ...]]  # calls of the models in a step by the shapes of their tensors
-
-
-class StepInputs(NamedTuple):
-    """Calls of the models in one step, its tokens if the loop gave them, and the iterators that data loaders began."""
-
-    calls: Counter[Call]
-    tokens: int | None
-    iterators: int = 0
-
-
-@dataclass(frozen=True)
-class Subject:
-    """Description of the measured loop for its record."""
-
-    name: str
-    device: Device
-    models: Sequence[nn.Module]
-    optimizers: Sequence[Optimizer]
-    tokens: int | None
-    world_size: int
-
-    def config(self, *, warmup: int, steps: int, profiler: str = "none") -> RunConfig:
-        return RunConfig(
-            workload=f"{LOOP}{self.name}",
-            device=self.device.torch.type,
-            warmup=warmup,
-            steps=steps,
-            world_size=self.world_size,
-            profiler=profiler,
-        )
-
-    def ran(self) -> Row:
-        """Return the known properties of the loop: classes, parameters, precision, and tokens per step."""
-        parameters = {p for model in self.models for p in model.parameters()}
-        optimizers = [type(o).__name__ for o in self.optimizers]
-        return {
-            "models": " + ".join(type(model).__name__ for model in self.models) or None,
-            "parameters": sum(p.numel() for p in parameters) if parameters else None,
-            **({"optimizer": " + ".join(optimizers)} if optimizers else {}),
-            "tokens": self.tokens,
-        }
 
 
 def aligned(samples: Sequence[Sample], phases: Iterable[str] | None = None) -> tuple[Sample, ...]:
@@ -108,16 +60,14 @@ def success(
     ended: str | None,
     missing: Sequence[str],
     mallocs: int | None,
-    outcome: OutcomeRow,
-    padding: Padding | None,
+    shown: Found,
 ) -> RunRecord:
     """Return the record of a stage with at least one timed step.
 
     inputs: of the timed steps.
     recomputed_s: seconds of the timed steps in which backward repeated forward.
     ended: how the loop ended before all steps were timed. missing: the profilers that then saw no step. mallocs:
-    cudaMalloc calls during the timed steps. outcome: what the steps computed. padding: of the inputs; None if it was
-    not looked for.
+    cudaMalloc calls during the timed steps. shown: what the observers have found in the steps.
     """
     device, after = subject.device, environment(subject.device)
     samples = aligned(samples)
@@ -131,7 +81,7 @@ def success(
     )
     found = (
         *found,
-        *caveats_of(outcome),
+        *shown.caveats,
         *_own_caveats(config, measurement, subject, set(seen), ended, missing, mallocs),
     )
     repeated: dict[str, Sequence[Row]] = {}
@@ -161,25 +111,9 @@ def success(
             **broken,
             **repeated,
             **iterators,
-            **OUTCOME.filled([outcome]),
-            **_padding(padding, inputs),
+            **shown.tables,
         },
     )
-
-
-def _padding(padding: Padding | None, inputs: Sequence[StepInputs]) -> dict[str, Sequence[Row]]:
-    """Return the table of the batches' padding, if it is known."""
-    if padding is None:
-        return {}
-    shapes = [_rows_of_tokens(batch) for batch in _batches(inputs)]
-    rows = padding.rows(shapes, [each.tokens for each in inputs])
-    return PADDING.filled(rows) if rows else {}
-
-
-def _rows_of_tokens(batch: _Batch) -> tuple[int, ...]:
-    """Return the shape of a model's first input if it is called once with a matrix; else an empty one."""
-    shapes = [*batch.elements()]
-    return shapes[0][0] if len(shapes) == 1 and len(shapes[0][0]) == 2 else ()
 
 
 def _counts(tokens: int | None, inputs: Sequence[StepInputs]) -> tuple[Ran, str]:
@@ -189,10 +123,10 @@ def _counts(tokens: int | None, inputs: Sequence[StepInputs]) -> tuple[Ran, str]
     number of rows, because each step then has that many samples.
     """
     given = [each.tokens for each in inputs]
-    batches = _batches(inputs)
-    differ = _differ(batches) if any(map(_size, batches)) else len({*given}) > 1
+    batches = batches_of(inputs)
+    differ = are_different(batches) if any(map(size_of, batches)) else len({*given}) > 1
     if tokens is not None and differ:
-        if {_size(batch)[0] for batch in batches} != {tokens}:
+        if {size_of(batch)[0] for batch in batches} != {tokens}:
             return {"tokens": None}, f"tokens={tokens} is not of each of them, and tokens/s is not known"
         given = [tokens] * len(inputs)
     if len({*given}) == 1 and not differ:
@@ -201,37 +135,6 @@ def _counts(tokens: int | None, inputs: Sequence[StepInputs]) -> tuple[Ran, str]
     of_each = given[0] if len({*given}) == 1 else None
     what = "their median is of no one size" if together is None else "tokens/s is of all of them together"
     return {"tokens": of_each, "timed_tokens": together}, what if differ else ""
-
-
-def _batches(inputs: Sequence[StepInputs]) -> list[_Batch]:
-    """Return the input shapes of the models in each step; if the loop trains, only of training calls."""
-    trains = any(with_gradients for each in inputs for with_gradients, _ in each.calls)
-    found = []
-    for each in inputs:
-        batch = _Batch()
-        for (with_gradients, shapes), count in each.calls.items():
-            if shapes and with_gradients == trains:
-                batch[shapes] += count
-        found.append(batch)
-    return found
-
-
-def elements(inputs: Sequence[StepInputs]) -> float | None:
-    """Return the elements of the models' inputs in a step, the median of the steps; None without any."""
-    sizes = [_size(batch)[1] for batch in _batches(inputs)]
-    return float(median(sizes)) if any(sizes) else None
-
-
-def _differ(batches: Sequence[_Batch]) -> bool:
-    """Return whether batches differ in shape, regardless of how often a model is called."""
-    ordered = sorted(batches, key=_Batch.total)
-    return any(not few <= many and _size(few) != _size(many) for few, many in pairwise(ordered))
-
-
-def _size(batch: _Batch) -> tuple[int, int]:
-    """Return the first dimensions of the first tensors, and the elements of all tensors, added up over the calls."""
-    rows = sum(shapes[0][0] * count for shapes, count in batch.items())
-    return rows, sum(sum(map(math.prod, shapes)) * count for shapes, count in batch.items())
 
 
 def failure(config: RunConfig, environment: Environment, *, repeat: int, status: str, reason: str) -> RunRecord:

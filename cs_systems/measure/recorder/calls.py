@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cs_systems.analysis.comparison.loop_findings import RepeatedCallsRow
+from cs_systems.analysis.comparison.loop_findings import REPEATED_CALLS, RepeatedCallsRow
 from cs_systems.instrument.compiler import untraced
 from cs_systems.measure.recorder.gradients import some_values
+from cs_systems.measure.recorder.observers import FewSteps, ModelCall
 from cs_systems.measure.workloads._batches import tensors_in
 
 MOST_CALLS = 64  # of a step that are compared
@@ -43,26 +44,34 @@ class Call:
         return is_of_graph and earlier.key == self.key and earlier.values == self.values is not None
 
 
-class Calls:
+class Calls(FewSteps):
     """Observer of the calls of models with gradients, in steps that are looked at."""
 
     def __init__(self) -> None:
+        super().__init__()
+        self._handles: list[Any] = []
+        self.restart()
+
+    def restart(self) -> None:
+        self.kept = {}
         self._calls: list[Call] = []
         self._open: list[Call | None] = []
-        self._handles: list[Any] = []
-        self._in_step = 0
-        self.steps = self.passes = 0
+        self._in_step = self._steps = self._passes = 0
 
-    def begins(self, model: nn.Module, arguments: Any) -> None:
-        """Note a call. arguments: None if autograd does not record it."""
+    def look_at_call(self, call: ModelCall) -> None:
+        if call.is_in_update:
+            return
+        (model, *positional), named = call.arguments
+        is_known = call.is_recorded and isinstance(model, nn.Module)  # that of a compiled call is not given
         self._in_step += 1
-        key = _key(arguments) if arguments is not None and self._in_step <= MOST_CALLS else None
+        key = _key((positional, named)) if is_known and self._in_step <= MOST_CALLS else None
         self._open.append(
-            None if key is None else Call(type(model).__name__, (id(model), key), self.steps, self.passes)
+            None if key is None else Call(type(model).__name__, (id(model), key), self._steps, self._passes)
         )
 
-    def ends(self, result: Any) -> None:
-        """Note the result of the call."""
+    def look_at_result(self, result: Any, is_in_update: bool) -> None:
+        if is_in_update:
+            return
         call = self._open.pop() if self._open else None
         output = next((tensor for tensor in tensors_in(result) if tensor.grad_fn is not None), None)
         if call is None or output is None or output.grad_fn is None:
@@ -77,21 +86,29 @@ class Calls:
 
         self._handles.append(output.grad_fn.register_hook(is_used))
 
-    def step_ends(self) -> None:
-        """Begin to compare the calls of the next step."""
-        self.steps += 1
+    def look_after_backward(self) -> None:
+        self._passes += 1
+
+    def look_after_step(self) -> None:
+        self._steps += 1
         self._in_step = 0
         self._open.clear()
+        super().look_after_step()
 
-    def close(self) -> None:
+    def stop_looking(self) -> None:
         """Remove the hooks from the results; calls that follow are in a step by themselves."""
+        super().stop_looking()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         self._open.clear()
-        self.steps += 1
+        self._steps += 1
 
-    def repeated(self) -> Iterator[RepeatedCallsRow]:
+    def end(self) -> None:
+        self.keep(REPEATED_CALLS, [*self._repeated()])
+        self._calls.clear()
+
+    def _repeated(self) -> Iterator[RepeatedCallsRow]:
         """Yield a row for each class of models with repeated calls.
 
         A result that backward does not use may repeat a call of the step before, as a metric after the update does.
@@ -111,7 +128,7 @@ class Calls:
                    "used": used[model], "of_calls": all_calls}  # fmt: skip
 
     def _by_step(self) -> list[list[Call]]:
-        return [[call for call in self._calls if call.step == step] for step in range(self.steps)]
+        return [[call for call in self._calls if call.step == step] for step in range(self._steps)]
 
 
 def _key(arguments: Any) -> Hashable | None:

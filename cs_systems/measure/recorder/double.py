@@ -9,12 +9,26 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import nn
 
-from cs_systems.analysis.comparison.loop_findings import DoubleRow
+from cs_systems.analysis.comparison.loop_findings import DOUBLE, DoubleRow
 from cs_systems.machine.device import Device
+from cs_systems.measure.recorder.observers import Observer
+from cs_systems.measure.recorder.subject import Subject
 
 SIZE = 384  # of a product that is timed: a few milliseconds on a slow core
 ROUNDS = 3  # of which the fastest counts
 PER_ELEMENT = 6  # operations per element of a weight and row of the input: forward, and two products in backward
+
+
+class Double(Observer):
+    """Observer of models that compute in float64."""
+
+    def __init__(self, subject: Subject) -> None:
+        super().__init__()
+        self._subject = subject
+
+    def timing_ended(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        row = double_row(self._subject.models, shapes, self._subject.device)
+        self.keep(DOUBLE, [row] if row else [])
 
 
 def double_row(models: Sequence[nn.Module], shapes: Collection[tuple[int, ...]], device: Device) -> DoubleRow | None:

@@ -32,6 +32,8 @@ from torch.utils.hooks import RemovableHandle
 
 from cs_systems.instrument.compiler import Observation, Undo, passed_through, replaced, untraced
 from cs_systems.instrument.hooks import ModuleHook
+from cs_systems.measure.recorder import guard
+from cs_systems.measure.recorder.guard import as_guest
 from cs_systems.measure.recorder.phases import (
     BACKWARD,
     CLIP,
@@ -42,8 +44,8 @@ from cs_systems.measure.recorder.phases import (
     OPTIMIZER,
     REPLAY,
     ZERO_GRAD,
-    Tracker,
 )
+from cs_systems.measure.recorder.tracker import Tracker
 
 _tracker: Tracker | None = None
 Tells = Callable[[tuple[Any, ...], dict[str, Any]], str | None]
@@ -77,33 +79,18 @@ def is_active() -> bool:
 def _reports_to(tracker: Tracker) -> Undo:
     global _tracker
     _tracker = tracker
+    guard.begin(tracker)
 
     def forget() -> None:
         global _tracker
         _tracker = None
+        guard.end()
 
     return forget
 
 
 def _registered(register: Callable[[Any], RemovableHandle], hook: Callable[..., object]) -> Undo:
     return register(hook).remove
-
-
-def as_guest(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function so that an error in it ends the recording and not the program that calls it."""
-
-    @untraced
-    @functools.wraps(function)
-    def guest(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except Exception as error:
-            if _tracker is None:
-                raise
-            _tracker.fail(error)
-            return None
-
-    return guest
 
 
 @as_guest

@@ -8,18 +8,21 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from cs_systems.analysis.comparison.loop_findings import OutcomeRow
+from cs_systems.analysis.comparison.loop_findings import OUTCOME, OutcomeRow
 from cs_systems.core import caveats
 from cs_systems.core.caveats import Caveat
 from cs_systems.instrument.compiler import Observation, Undo, passed_through, replaced, untraced
+from cs_systems.measure.recorder.inputs import StepInputs
+from cs_systems.measure.recorder.observers import UNTIMED, Found, Observer, Period
 
 MOST_LOSSES = 1000
 FEWEST_LOSSES = 8  # of which the first and the last quarter are compared
@@ -48,26 +51,35 @@ class _Number(NamedTuple):
         return self.value
 
 
-class Outcome:
+class Outcome(Observer):
     """Scalars of the steps of a stage; `row` reads them at its end.
 
-    Attributes:
-        at_skip: called with the optimizer whose step a GradScaler has skipped, if it is set.
+    at_skip: called with the optimizer whose step a GradScaler has skipped.
     """
 
-    def __init__(self) -> None:
+    runs_operators = False
+
+    def __init__(self, at_skip: Callable[[Optimizer], object] = lambda _: None) -> None:
+        super().__init__()
+        self._at_skip = at_skip
         self._losses: list[_Scalar | _Number] = []
         self._series: list[_Scalar | _Number] = []
         self._is_skipped: bool | Tensor = False
-        self.at_skip: Callable[[Any], object] | None = None
-        self.start()
+        self._start()
 
-    def start(self) -> None:
+    def begins(self, period: Period) -> None:
         """Begin a stage. A step that a GradScaler has already begun still belongs to the previous stage."""
+        if period not in UNTIMED:
+            self._start()
+
+    def end(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
         self._skipped: list[bool | Tensor] = []  # one for each step of a GradScaler
         self._scaler: GradScaler | None = None
 
-    def keep_loss(self, roots: Any) -> None:
+    def backward_begins(self, roots: Any) -> None:
         """Keep the scalars among the roots of a backward pass."""
         every = (roots,) if isinstance(roots, Tensor) else roots
         kept = [value for root in every if (value := _kept(root)) is not None]
@@ -76,8 +88,7 @@ class Outcome:
             self._series.append(self._losses[0])
 
     def restart(self) -> None:
-        """Begin again, because the steps so far were not part of the training."""
-        self.start()
+        self._start()
         self._series = []
 
     def observe(self, observation: Observation) -> None:
@@ -103,12 +114,16 @@ class Outcome:
         if scaler.is_enabled() and hasattr(type(optimizer).step, "hooked"):
             self._scaler = scaler
             found.append(self._is_skipped)
-            if self._is_skipped is True and self.at_skip is not None:
-                self.at_skip(optimizer)
+            if self._is_skipped is True:
+                self._at_skip(optimizer)
 
     @untraced
     def _stepped(self, optimizer: Any, *_: Any) -> None:
         self._is_skipped = getattr(optimizer, "found_inf", False)  # a fused optimizer itself skips on the device
+
+    def results(self, inputs: Sequence[StepInputs], is_timed: bool) -> Found:
+        row = self.row()
+        return Found(OUTCOME.filled([row]), tuple(caveats_of(row)))
 
     def row(self) -> OutcomeRow:
         """Return the outcome of the stage; the device must have finished its work."""

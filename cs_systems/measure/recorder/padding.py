@@ -6,13 +6,13 @@ Values are read in steps that are not timed, because reading them waits for an a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from cs_systems.analysis.comparison.loop_findings import PaddingRow
-from cs_systems.instrument.annotate import hidden_from_modes
+from cs_systems.analysis.comparison.loop_findings import PADDING, PaddingRow
+from cs_systems.measure.recorder.inputs import StepInputs, batches_of, rows_of_tokens
+from cs_systems.measure.recorder.observers import UNTIMED, Found, ModelCall, Observer, Period
 from cs_systems.measure.workloads._batches import tensors_in
 
 MOST_ELEMENTS = 1 << 22
@@ -22,24 +22,33 @@ LEAST_LENGTH = 4  # of a row
 WHOLE = 0.999  # share of filler from which a batch is made-up data
 
 
-class Padding:
+class Padding(Observer):
     """Shares of padding in the batches that were looked at."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._shares: list[float] = []
         self._shape: tuple[int, ...] = ()
         self._filler: int | None = None
 
-    def look(self, arguments: Any) -> None:
-        """Read the first input of tokens, or of sequences of vectors, in the arguments of a call."""
-        if len(self._shares) >= MOST_LOOKS:
+    def begins(self, period: Period) -> None:
+        self.is_looking = period in UNTIMED
+
+    def look_at_call(self, call: ModelCall) -> None:
+        """Read the first input of tokens, or of sequences of vectors, in the arguments of a step's first call."""
+        if call.number > 1 or len(self._shares) >= MOST_LOOKS:
             return
-        with torch._C.DisableTorchFunction(), hidden_from_modes(), torch.no_grad():
-            for tensor in tensors_in(arguments):
+        with torch._C.DisableTorchFunction():
+            for tensor in tensors_in(call.arguments):
                 if (share := filled_share(tensor)) is not None:
                     self._shares.append(share[0])
                     self._shape, self._filler = tuple(tensor.shape), share[1]
                     return
+
+    def results(self, inputs: Sequence[StepInputs], is_timed: bool) -> Found | None:
+        shapes = [rows_of_tokens(batch) for batch in batches_of(inputs)]
+        rows = self.rows(shapes, [each.tokens for each in inputs]) if is_timed else []
+        return Found(PADDING.filled(rows)) if rows else None
 
     def rows(self, shapes: Sequence[tuple[int, ...]], tokens: Sequence[int | None]) -> list[PaddingRow]:
         """Return the row of the batches.

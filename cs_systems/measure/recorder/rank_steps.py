@@ -8,34 +8,49 @@ are of the loop's stream. Nothing is exchanged for it, and the results stay as t
 from __future__ import annotations
 
 import functools
+import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from cs_systems.analysis.attribution.distribution import DDP, FSDP
-from cs_systems.analysis.comparison.loop_ranks import CallRow, RankReport, StepReport
-from cs_systems.instrument.annotate import hidden_from_modes
+from cs_systems.analysis.comparison.loop_findings import OWN_PYTHON
+from cs_systems.analysis.comparison.loop_ranks import CallRow, RankReport, StepReport, tables_of
+from cs_systems.core.tables import Tables
 from cs_systems.instrument.compiler import Observation, Undo, passed_through, replaced
-from cs_systems.machine.device import Device
-from cs_systems.measure.recorder.hooks import as_guest
-from cs_systems.measure.recorder.phases import BACKWARD, OPTIMIZER, Moment, Timeline, Tracker
+from cs_systems.measure.recorder._ranks import Meeting
+from cs_systems.measure.recorder.guard import as_guest
+from cs_systems.measure.recorder.observers import UNTIMED, Observer, Period, Timing
+from cs_systems.measure.recorder.phases import BACKWARD, OPTIMIZER, Moment, Timeline
+from cs_systems.measure.recorder.rank_calls import (
+    Backward,
+    Begun,
+    Exchanged,
+    Span,
+    bucket_bytes,
+    exchanged,
+    is_sharded,
+    marking_s,
+    trained,
+)
 from cs_systems.measure.recorder.stacks import CoreQueue
-from cs_systems.measure.workloads._batches import tensors_in
+from cs_systems.measure.recorder.subject import Subject
+from cs_systems.measure.recorder.tracker import Tracker
 from cs_systems.readers.forms.jobs import kind
 
 MOST_STEPS = 20
+AT_END_S = 5.0  # time that rank 0 waits at the end for what the other ranks observed; they end at about the same time
+LOOP = "loop"  # the text of a rank about the whole loop, in the job's store
 # Steps at the begin of an observation that are left out: the first ones of a loop build their buckets and buffers, and
 # in the one after the timing the ranks wait for rank 0, which wrote a record.
 FIRST_STEPS, FIRST_STEP = 2, 1
-TIMES_MARKED = 3
 MOST_CALLS = 5000  # of a step; more are not matched across the ranks
 _METHODS = (
     *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "gather", "scatter", "barrier"),
@@ -44,22 +59,6 @@ _METHODS = (
     *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
     *("reduce_scatter_single", "reduce_scatter_single_coalesced", "send", "recv", "recv_anysource"),
 )
-Span = tuple[Any, Any]  # two marks of the device
-
-
-class _Begun(NamedTuple):
-    """Begin of a span: the device's mark, and for how long the loop's thread had waited for a core."""
-
-    mark: Any
-    queued_s: float
-    since_s: float  # of it, since the last span ended
-
-
-class _Exchanged(NamedTuple):
-    """Bytes of a call, and the elements that it brings to this rank."""
-
-    size_bytes: int
-    received: int
 
 
 @dataclass
@@ -69,7 +68,7 @@ class _Call:
     name: str
     group: str
     ranks: int
-    exchanged: _Exchanged
+    exchanged: Exchanged
     moment: Moment
     backward: int  # number of backward passes of this step that had begun
     is_gradients: bool = False
@@ -95,22 +94,28 @@ class _Step:
     queued_s: float
 
 
-class RankSteps:
-    """Observer of a rank's collectives in the thread of a loop, while `begin` has been called and not `end`."""
+class RankSteps(Observer):
+    """Observer of a rank's collectives in the thread of a loop, in its warm-up and in the steps after the timing.
 
-    def __init__(self, device: Device, tracker: Tracker) -> None:
-        self._device, self._tracker = device, tracker
+    subject: the loop. meeting: with the other ranks, for at most patience_s.
+    """
+
+    runs_operators = False
+
+    def __init__(self, subject: Subject, tracker: Tracker, meeting: Meeting, patience_s: float) -> None:
+        super().__init__()
+        self._subject, self._meeting, self._patience_s = subject, meeting, patience_s
+        self._device, self._tracker = subject.device, tracker
+        self._report: RankReport | None = None
         self._installed: Observation | None = None
         self._thread, self._queue = threading.get_ident(), CoreQueue()
-        self._stream = torch.cuda.current_stream(device.torch) if device.is_cuda else None
+        self._stream = torch.cuda.current_stream(self._device.torch) if self._device.is_cuda else None
         self._models: list[DistributedDataParallel] = []  # with a forward pass and no backward pass since
         self._unused: int | None = None
         self._clear()
 
     def restart(self) -> None:
-        """Begin again: the steps so far were not part of the training."""
         self._clear()
-        self.begin(FIRST_STEPS)
 
     def _clear(self) -> None:
         self._steps: dict[int, _Step] = {}
@@ -119,7 +124,6 @@ class RankSteps:
         self._start()
 
     def step_failed(self) -> None:
-        """Forget the calls of the step that ends here."""
         self._start()
 
     def _start(self) -> None:
@@ -131,7 +135,15 @@ class RankSteps:
         self._queued_before_s = self._queued_last_s = self._queue.total_s()
         self._queued_in_calls_s = 0.0
 
-    def begin(self, left_out: int) -> None:
+    def begins(self, period: Period) -> None:
+        if period is Period.FIRST:
+            self._install(FIRST_STEPS)
+        elif period is Period.SAMPLED:
+            self._install(FIRST_STEP)
+        elif period not in UNTIMED:
+            self._remove()
+
+    def _install(self, left_out: int) -> None:
         """Begin to observe; the first steps, of that number, are left out."""
         self._left_out = left_out
         self._start()
@@ -147,14 +159,20 @@ class RankSteps:
         self._installed.add(self._observe_backward, is_guarded=True)
 
     def end(self) -> None:
-        """Remove everything."""
+        self._remove()
+        self._report = self._reported()
+
+    def fail(self, error: Exception) -> None:
+        super().fail(error)
+        self._remove()
+
+    def _remove(self) -> None:
         if self._installed is not None:
             self._installed.close()
         self._installed = None
         self._start()
 
-    def step_ended(self, number: int, timeline: Timeline) -> None:
-        """Note a step at its end."""
+    def step_recorded(self, number: int, timeline: Timeline) -> None:
         if self._installed is None:
             return
         if self._left_out:
@@ -164,21 +182,34 @@ class RankSteps:
             self._steps[number] = _Step(timeline, self._calls, self._passes, self._searched, queued_s)
         self._start()
 
-    def report(self, rank: int, models: Sequence[nn.Module], elements: float | None) -> RankReport:
-        """Return what was observed; the device must have finished the steps. elements: of the models' inputs."""
+    def tables(self, timing: Timing, others: Tables) -> Tables:
+        """Leave what this rank observed to rank 0; there, return the tables of all ranks, if all have left theirs."""
+        if self._report is None:
+            return {}
+        report: RankReport = {**self._report, "elements": timing.elements, "own_python": OWN_PYTHON.of(others)}
+        if self._meeting.rank:
+            self._meeting.leave_if_open(LOOP, json.dumps(report))
+            return {}
+        texts = self._meeting.collect(LOOP, min(AT_END_S, self._patience_s))
+        reports = [report, *map(json.loads, texts.values())]
+        return tables_of(reports) if len(reports) == self._subject.world_size else {}
+
+    def _reported(self) -> RankReport:
+        """Return what was observed, without what only the whole loop shows."""
+        models = self._subject.models
         marked = max((step.searched.parameters for step in self._steps.values()), default=0)
-        wrapper = FSDP if any(map(_is_sharded, models)) else DDP if self._buckets else ""
+        wrapper = FSDP if any(map(is_sharded, models)) else DDP if self._buckets else ""
         return {
-            "rank": rank,
+            "rank": self._meeting.rank,
             "steps": {str(number): self._step(step) for number, step in self._steps.items()},
             "wrapper": wrapper,
-            "parameter_bytes": sum(p.numel() * p.element_size() for p in _trained(models)),
+            "parameter_bytes": sum(p.numel() * p.element_size() for p in trained(models)),
             "bucket_bytes": self._buckets,
             "marked": marked,
-            "marking_s": _marking_s(marked) if marked else 0.0,
+            "marking_s": marking_s(marked) if marked else 0.0,
             "unused": self._unused,
             "own_python": [],
-            "elements": elements,
+            "elements": None,
         }
 
     def _step(self, step: _Step) -> StepReport:
@@ -212,11 +243,11 @@ class RankSteps:
             return False
         return threading.get_ident() == self._thread or self._tracker.is_open(BACKWARD)
 
-    def _span_begins(self) -> _Begun:
+    def _span_begins(self) -> Begun:
         queued_s = self._queue.total_s()
-        return _Begun(self._device.mark(), queued_s, queued_s - self._queued_last_s)
+        return Begun(self._device.mark(), queued_s, queued_s - self._queued_last_s)
 
-    def _span_ends(self, call: _Call, begun: _Begun) -> None:
+    def _span_ends(self, call: _Call, begun: Begun) -> None:
         call.spans.append((begun.mark, self._device.mark()))
         call.queued_s += begun.since_s
         self._queued_last_s = self._queue.total_s()
@@ -241,20 +272,20 @@ class RankSteps:
         return replaced(dist.ProcessGroup, name, called)
 
     @as_guest
-    def _begun(self, name: str, group: Any, args: Any, kwargs: Any) -> tuple[_Call, _Begun] | None:
+    def _begun(self, name: str, group: Any, args: Any, kwargs: Any) -> tuple[_Call, Begun] | None:
         if not self._observes():
             return None
-        call = self._new_call(name, group, _exchanged(args, kwargs))
+        call = self._new_call(name, group, exchanged(args, kwargs))
         return call, self._span_begins()
 
     @as_guest
-    def _called(self, call: _Call, begun: _Begun, work: Any) -> None:
+    def _called(self, call: _Call, begun: Begun, work: Any) -> None:
         if self._is_on_stream():
             self._span_ends(call, begun)
         self._works[id(work)] = call
         self._calls.append(call)
 
-    def _new_call(self, name: str, group: Any, exchanged: _Exchanged) -> _Call:
+    def _new_call(self, name: str, group: Any, exchanged: Exchanged) -> _Call:
         tracker = self._tracker
         passes = len(self._passes) + tracker.is_open(BACKWARD)
         return _Call(name, str(group.group_name), group.size(), exchanged, tracker.moment(), passes)
@@ -309,9 +340,9 @@ class RankSteps:
         return replaced(DistributedDataParallel, "_sync_buffers", sent)
 
     @as_guest
-    def _sent_buffers(self, model: DistributedDataParallel, begun: _Begun) -> None:
+    def _sent_buffers(self, model: DistributedDataParallel, begun: Begun) -> None:
         if self._observes() and self._is_on_stream() and model.modules_buffers:
-            call = self._new_call("broadcast", model.process_group, _exchanged(model.modules_buffers, {}))
+            call = self._new_call("broadcast", model.process_group, exchanged(model.modules_buffers, {}))
             self._span_ends(call, begun)
             self._calls.append(call)
 
@@ -331,110 +362,31 @@ class RankSteps:
         return replaced(autograd, "_engine_run_backward", run)
 
     @as_guest
-    def _backward_begins(self, roots: Any) -> _Backward | None:
+    def _backward_begins(self, roots: Any) -> Backward | None:
         if not self._observes() or self._tracker.is_open(BACKWARD):
             return None
-        backward = _Backward(list(dict.fromkeys(self._models)), self._span_begins)
+        backward = Backward(list(dict.fromkeys(self._models)), self._span_begins)
         self._models.clear()
         if backward.models:
             backward.watch(roots)
         return backward
 
     @as_guest
-    def _backward_ended(self, backward: _Backward) -> None:
+    def _backward_ended(self, backward: Backward) -> None:
         self._passes.append(self._tracker.timeline.boundaries())
         backward.close()
         if backward.computed is None:
             return
         self._look_at(backward)
         (model, *_), buckets = backward.models, self._buckets
-        call = self._new_call("all_reduce", model.process_group, _Exchanged(sum(buckets), 0))
+        call = self._new_call("all_reduce", model.process_group, Exchanged(sum(buckets), 0))
         call.is_gradients = True  # and so a part of backward, which has ended
         self._span_ends(call, backward.computed)
         self._calls.append(call)
 
-    def _look_at(self, backward: _Backward) -> None:
+    def _look_at(self, backward: Backward) -> None:
         """Note the buckets of the models that a pass has reduced, and how many parameters it has not used."""
         if not (self._buckets or self._left_out):  # the buckets are built anew after the first pass
-            self._buckets = [size for model in backward.models for size in _bucket_bytes(model)]
+            self._buckets = [size for model in backward.models for size in bucket_bytes(model)]
         if backward.unused is not None:
             self._unused = max(self._unused or 0, backward.unused)
-
-
-class _Backward:
-    """Backward pass, with the mark at the end of its computation, before it waits for the all-reduces.
-
-    A hook at the root of the graph queues a callback of autograd's engine, which comes before the one that
-    DistributedDataParallel queues later in the pass.
-    """
-
-    def __init__(self, models: list[DistributedDataParallel], span_begins: Callable[[], _Begun]) -> None:
-        self.models, self._span_begins = models, span_begins
-        self.computed: _Begun | None = None
-        self.unused: int | None = None
-        self._handle: Any = None
-
-    def watch(self, roots: Any) -> None:
-        tensors = (roots,) if isinstance(roots, Tensor) else roots
-        node = next((root.grad_fn for root in tensors if isinstance(root, Tensor) and root.grad_fn is not None), None)
-        if node is not None:
-            self._handle = node.register_prehook(self._begins)
-
-    def close(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-
-    @as_guest
-    def _begins(self, _: Any) -> None:
-        engine: Any = torch.autograd.Variable._execution_engine
-        engine.queue_callback(self._has_computed)
-
-    @as_guest
-    def _has_computed(self) -> None:
-        self.computed = self._span_begins()
-        searching = [model for model in self.models if model.find_unused_parameters and not model.static_graph]
-        if searching:
-            with hidden_from_modes():
-                used = [model.reducer._get_local_used_map() for model in searching]
-                self.unused = sum(each.numel() - int(each.count_nonzero()) for each in used)
-
-
-def _marking_s(parameters: int) -> float:
-    """Return how long DistributedDataParallel takes to mark as many parameters as used, one operator for each."""
-    used = torch.zeros(parameters, dtype=torch.int32)
-    lasted_s = []
-    with hidden_from_modes(), torch.inference_mode():
-        for _ in range(TIMES_MARKED):
-            began_s = time.thread_time()
-            for number in range(parameters):
-                used.select(0, number).fill_(1)
-            lasted_s.append(time.thread_time() - began_s)
-    return min(lasted_s)
-
-
-def _exchanged(args: Any, kwargs: Any) -> _Exchanged:
-    """Return the size of a call from its arguments: the largest of its buffers, of which the first is the output."""
-    buffers = [[*tensors_in(each)] for each in (*args, *kwargs.values()) if isinstance(each, Tensor | list | tuple)]
-    sizes = [sum(t.numel() * t.element_size() for t in tensors) for tensors in buffers]
-    received = sum(t.numel() for t in buffers[0]) if buffers else 0
-    return _Exchanged(max(sizes, default=0), received)
-
-
-def _bucket_bytes(model: DistributedDataParallel) -> Iterator[int]:
-    """Yield the sizes of the buckets in which a model's gradients are reduced."""
-    data: dict[str, Any] = model._get_ddp_logging_data()
-    sizes = data.get("rebuilt_bucket_sizes") if data.get("has_rebuilt_buckets") else None
-    yield from (int(size) for size in str(sizes or data.get("bucket_sizes") or "").split(",") if size.strip())
-
-
-def _is_sharded(model: nn.Module) -> bool:
-    """Return whether FSDP, of either version, wraps the model."""
-    return any(type(each).__name__ == "FullyShardedDataParallel" or _is_fsdp2(each) for each in model.modules())
-
-
-def _is_fsdp2(module: nn.Module) -> bool:
-    return any(each.__name__ == "FSDPModule" for each in type(module).__mro__)
-
-
-def _trained(models: Sequence[nn.Module]) -> set[nn.Parameter]:
-    return {p for model in models for p in model.parameters() if p.requires_grad}

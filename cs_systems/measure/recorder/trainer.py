@@ -9,8 +9,9 @@ from typing import Any
 from torch import nn
 
 from cs_systems.measure.recorder import hooks
-from cs_systems.measure.recorder.phases import BACKWARD, FORWARD, Tracker
+from cs_systems.measure.recorder.phases import BACKWARD, FORWARD
 from cs_systems.measure.recorder.recorder import Recorder
+from cs_systems.measure.recorder.tracker import Tracker
 
 
 class TrainerRecorder(Recorder):

@@ -30,10 +30,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from cs_systems.analysis.comparison.loop_findings import OTHER, UnsampledRow
 from cs_systems.core.caveats import REMEDIES, Caveat
 from cs_systems.instrument.compiler import Observation, is_tracing, passed_through, replaced, untraced
-from cs_systems.measure.recorder import _result, hooks
+from cs_systems.measure.recorder import hooks
+from cs_systems.measure.recorder.guard import as_guest
+from cs_systems.measure.recorder.inputs import StepInputs
 from cs_systems.measure.recorder.own_tools import OwnTools
-from cs_systems.measure.recorder.phases import BACKWARD, FORWARD, Call, Cut, Tracker
-from cs_systems.measure.recorder.recorder import PROFILES, Recorder, Stage, Taken, with_caveat
+from cs_systems.measure.recorder.phases import BACKWARD, FORWARD, Call, Cut
+from cs_systems.measure.recorder.recorder import Recorder
+from cs_systems.measure.recorder.stages import PROFILES, Stage, Taken
+from cs_systems.measure.recorder.tracker import Tracker
+from cs_systems.measure.recorder.writing import with_caveat
 from cs_systems.record import RunRecord
 
 # Another optimizer trains something else if it makes more steps than this after the first one's last step, and more
@@ -62,7 +67,8 @@ class ScriptRecorder(Recorder):
     _is_in_code = False
 
     def __init__(self, name: str, *, stop: bool = False, waits_for_nsys: bool = False, **options: Any) -> None:
-        self._name, self._stop, self._waits_for_nsys, self._options = name, stop, waits_for_nsys, options
+        self._name, self._stop, self._options = name, stop, options
+        self._waits_for_nsys = waits_for_nsys
         self._first: weakref.ref[Optimizer] | None = None
         self._latest: weakref.ref[Optimizer] | None = None  # stepped last, until a GradScaler returns
         # optimizer → steps found before its latest one
@@ -88,7 +94,7 @@ class ScriptRecorder(Recorder):
             if os.getpid() != self._process or not _computes(roots[0]):  # a fork of the process is not recorded
                 return engine(roots, *args, **kwargs)
             end_waiting()
-            self._begin(roots[0])
+            self._begin_recording(roots[0])
             return autograd._engine_run_backward(roots, *args, **kwargs)  # now the observed function
 
         self._optimizers: list[weakref.ref[Optimizer]] = []
@@ -103,7 +109,7 @@ class ScriptRecorder(Recorder):
             know_no_more()
 
     @untraced
-    def _begin(self, root: Any) -> None:
+    def _begin_recording(self, root: Any) -> None:
         """Begin to record, in place of entering a `with` block; if that fails, the script continues."""
         device = root.device if isinstance(root, torch.Tensor) else None
         try:
@@ -127,7 +133,7 @@ class ScriptRecorder(Recorder):
         """Observe the events that end a step."""
         self._optimizers += [weakref.ref(each) for each in gc.get_objects() if issubclass(type(each), Optimizer)]
         self._ends_with_backward = not self._optimizers
-        finding.add(lambda: register_optimizer_step_post_hook(hooks.as_guest(self._stepped)).remove, is_guarded=True)
+        finding.add(lambda: register_optimizer_step_post_hook(as_guest(self._stepped)).remove, is_guarded=True)
         finding.add(partial(hooks.after, GradScaler, "step", self._scaler_stepped))
         finding.add(partial(hooks.after, torch.autograd, "_engine_run_backward", self._backward_ended))
         if torch.cuda.is_available():
@@ -141,7 +147,7 @@ class ScriptRecorder(Recorder):
             return None
         models = self._subject.models
         if all(module is not known for known in models):
-            models.append(module)  # type: ignore[attr-defined]
+            models.append(module)
         return FORWARD
 
     @untraced
@@ -171,16 +177,13 @@ class ScriptRecorder(Recorder):
         """Drop the recorded steps, because they were not part of the training."""
         self._warm, self._timed, self._mallocs = [], [], None
         self._found = self._count = 0
-        self._watch.restart()
-        self._outcome.restart()
-        self._training.restart()
-        if self._rank_steps is not None:
-            self._rank_steps.restart()
+        self._observers.restart()
+        self._observers.begin(self._stages[0].period(0))
 
     def _know(self, optimizer: Optimizer) -> None:
         known = self._subject.optimizers
         if all(optimizer is not each for each in known):
-            known.append(optimizer)  # type: ignore[attr-defined]
+            known.append(optimizer)
 
     def _other_stepped(self, tracker: Tracker, optimizer: Optimizer) -> None:
         """Note the step of an optimizer that is not the first; follow it if it trains something else."""
@@ -206,8 +209,9 @@ class ScriptRecorder(Recorder):
         """Record the training of another optimizer, from its first step on, instead of the previous training."""
         optimizers = [known for each in self._since if (known := each.optimizer()) is not None]
         trained = {p for each in optimizers for group in each.param_groups for p in group["params"]}
-        models = [model for model in self._subject.models if not trained.isdisjoint(model.parameters())]
-        self._subject = replace(self._subject, models=models, optimizers=list(dict.fromkeys(optimizers)))
+        of = self._subject
+        of.models = [model for model in of.models if not trained.isdisjoint(model.parameters())]
+        of.optimizers = list(dict.fromkeys(optimizers))
         self._first, self._most_between = weakref.ref(optimizer), 1
         self._stepped_at.clear()
         self._begin_again()
@@ -220,13 +224,14 @@ class ScriptRecorder(Recorder):
         self._since.clear()
         timelines = tracker.timeline.pieces([each.cut for each, _ in steps])
         for timeline, (each, called) in zip(timelines, steps, strict=True):
-            taken = Taken(timeline, *each.compilations, _result.StepInputs(called, None))
-            (self._warm if len(self._warm) < self._warmup else self._timed).append(taken)
+            taken = Taken(timeline, *each.compilations, StepInputs(called, None))
+            (self._warm if len(self._warm) < self._stages[0].warmup else self._timed).append(taken)
             self._found = self._count = self._count + 1
             if len(self._timed) == self._stages[0].steps:
                 self._complete(tracker)
                 self._stop_after_last()
                 return
+        self._observers.begin(self._stages[0].period(len(self._warm)))
         tracker.start()
 
     def _scaler_stepped(self, scaler: GradScaler, optimizer: Optimizer, *_: Any, **__: Any) -> None:
@@ -343,15 +348,6 @@ class ScriptRecorder(Recorder):
 
     def _without(self, stage: Stage) -> str:
         return "leave out --snapshot and memory in --with" if stage.name not in PROFILES else "leave out --with"
-
-    def _without_report(self, record: RunRecord) -> RunRecord:
-        return record if self._waits_for_nsys else super()._without_report(record)
-
-    def _append(self, record: RunRecord, stage: Stage) -> None:
-        if self._waits_for_nsys and record.status == "ok" and stage.profiler.is_launcher:
-            self.records.append(record)
-        else:
-            super()._append(record, stage)
 
 
 def _in_optimizer_step() -> bool:

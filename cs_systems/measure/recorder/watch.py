@@ -6,8 +6,6 @@ median so far, and in the few steps after the timing that are run for it.
 
 from __future__ import annotations
 
-import gc
-import os
 import sys
 import time
 from bisect import bisect_left
@@ -15,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import accumulate
 from statistics import median
 from typing import Any
 
@@ -26,24 +23,18 @@ from cs_systems.analysis.comparison.loop_growth import Growth, memory_growth, ti
 from cs_systems.analysis.comparison.loop_start import slow_start
 from cs_systems.analysis.comparison.loop_time import LoopTimeRow, whole_loop_time
 from cs_systems.core.step_kinds import StepKind, step_kinds
-from cs_systems.core.tables import Row
+from cs_systems.core.tables import Row, Tables
 from cs_systems.instrument.compiler import untraced
 from cs_systems.machine.device import Device
 from cs_systems.measure.recorder import kept
 from cs_systems.measure.recorder.batches import ModelCalls
+from cs_systems.measure.recorder.garbage import Collections
 from cs_systems.measure.recorder.graph_size import GraphSize, graph_size
 from cs_systems.measure.recorder.lines import Usual, lines_of, most_of, own_python, slow_steps
+from cs_systems.measure.recorder.memory import Memory
+from cs_systems.measure.recorder.observers import ModelCall, Observer, Period, Timing
 from cs_systems.measure.recorder.phases import FORWARD, Moment
-from cs_systems.measure.recorder.stacks import (
-    CoreQueue,
-    Line,
-    Sample,
-    Sampler,
-    callee_of,
-    function_of,
-    own_lines,
-    place_of,
-)
+from cs_systems.measure.recorder.stacks import CoreQueue, Line, Sample, Sampler, function_of, own_lines, place_of
 
 FEWEST_STEPS = 3  # whose median says how long a step usually lasts
 SLOW = 2.0  # times the median: from there a step is sampled
@@ -51,24 +42,27 @@ LATEST = 15  # steps of the running median
 SAMPLED_S, MOST_SAMPLED_S = 0.5, 2.0  # total time to sample after the timing; the longer one where looks are rare
 LEAST_SAMPLED, MOST_SAMPLED = 3, 200  # limits of the number of these steps
 ENOUGH_LOOKS = 100  # at the stack; fewer come on a machine that other programs keep busy
-MEMORY_EVERY_S = 0.02  # least time between two readings of memory
 LEAST_S = 1e-7  # of a step, which has only waited
-COLLECTION_S = 0.001  # a shorter collection is counted without its place
 
 
-class Watch:
+class Watch(Observer):
     """Watch over the loop in the thread that makes it, until it is closed.
 
     phase_of: returns the current `Moment`, or None. compilations: returns the compilations in this process so far.
+    models: those of the loop.
     """
+
+    runs_operators = False
 
     def __init__(
         self,
         device: Device,
         phase_of: Callable[[], Moment | None],
         compilations: Callable[[], tuple[int, float]] = lambda: (0, 0.0),
+        models: Callable[[], Sequence[nn.Module]] = tuple,
     ) -> None:
-        self._device = device
+        super().__init__()
+        self._device, self._models = device, models
         self._compilations = compilations
         self._collections = Collections()
         self._sampler = Sampler(phase_of, self._collections.total)
@@ -84,7 +78,6 @@ class Watch:
         self._collections.begin()
 
     def restart(self) -> None:
-        """Forget the steps so far: they were not part of the training."""
         self.durations_s: list[float] = []
         self._queued_s: dict[int, float] = {}  # for which the loop's thread waited for a core, by step
         self._compiling, self._compiled = set[int](), self._compilations()[0]
@@ -176,47 +169,46 @@ class Watch:
         self.all_sampled = range(done + 1, sys.maxsize) if wanted else range(self.all_sampled.start, done)
         self._sampler.sample_all(wanted)
 
-    @untraced
-    def backward_begins(self, roots: Any, models: Sequence[nn.Module]) -> None:
-        """Count the operators of the forward passes before this backward pass."""
-        size = graph_size(roots, models)
+    def begins(self, period: Period) -> None:
+        self.is_looking = period is Period.SAMPLED
+        if period is Period.TIMED:
+            self._sizes, self._sized_at = kept.sizes(sys._getframe(1)), len(self.durations_s)
+        elif period in (Period.PROFILED, Period.HISTORY, Period.SAMPLED):
+            self.sample_all(period is not Period.HISTORY)
+
+    def look_before_backward(self, roots: Any) -> None:
+        """Count the operators of the forward passes before it, in the first step that is sampled from its begin."""
+        if self._device.is_cuda or len(self.durations_s) != self.all_sampled.start:
+            return
+        self.pause()
+        size = graph_size(roots, self._models())
         if size is not None and (before := self._operators) is not None:
             size = GraphSize(before.operators + size.operators, before.arithmetic_s + size.arithmetic_s)
         self._operators = size
 
-    def counts_operators(self) -> bool:
-        """Return whether this step's operators are counted: those of the first one that is sampled from its begin."""
-        return not self._device.is_cuda and len(self.durations_s) == self.all_sampled.start
+    def look_at_call(self, call: ModelCall) -> None:
+        """Note the place of the call of a model."""
+        self._model_calls.add(own_lines(sys._getframe(1))[0], call.is_recorded)
 
-    @untraced
-    def model_called(self, has_gradients: bool) -> None:
-        """Note the place of the call of a model that begins now."""
-        self._model_calls.add(own_lines(sys._getframe(1))[0], has_gradients)
+    def timing_ended(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        """Find the container that has grown in the timed steps, if memory grows."""
+        steps = len(self.durations_s) - self._sized_at
+        if steps >= FEWEST_STEPS and self._grows():
+            self._kept = kept.grown(sys._getframe(1), self._sizes, steps)
+
+    def end(self) -> None:
+        self.sample_all(False)
 
     def close(self) -> None:
         self.sample_all(False)
         self._sampler.close()
         self._collections.end()
 
-    def look_at_containers(self) -> None:
-        """Note the sizes of the program's containers, from now on to be compared."""
-        self._sizes, self._sized_at = kept.sizes(sys._getframe(1)), len(self.durations_s)
-
-    def find_growing_container(self) -> None:
-        """Find the container that has grown since, if memory grows."""
-        steps = len(self.durations_s) - self._sized_at
-        if steps >= FEWEST_STEPS and self._grows():
-            self._kept = kept.grown(sys._getframe(1), self._sizes, steps)
-
     def _grows(self) -> bool:
         later = self._memory.after(FEWEST_STEPS)
         return any(readings[-1][1] > readings[0][1] for readings in later if readings)
 
-    def tables(self, phases_s: dict[str, float], phases: Mapping[str, Sequence[float]]) -> dict[str, Sequence[Row]]:
-        """Return the tables of the steps so far.
-
-        phases_s: the median time of each phase in the timed steps. phases: its times in all of them.
-        """
+    def tables(self, timing: Timing, others: Tables) -> Tables:
         made: dict[str, Sequence[Row]] = {}
         durations_s = self.durations_s
         whole: list[LoopTimeRow] = whole_loop_time(durations_s, self._compiling)
@@ -227,9 +219,9 @@ class Watch:
         if kinds:
             usual = self._usual_sampled(kinds)
             of_usual = [s for s in by_step if s.step in {*usual}]
-            own = own_python(of_usual, phases_s, self._model_calls.are_fed_by)
-            usually = Usual(kinds[0].median_s, phases_s, lines_of(of_usual, len(usual)))
-            first, start = self._slow_start(phases)
+            own = own_python(of_usual, timing.phases_s, self._model_calls.are_fed_by)
+            usually = Usual(kinds[0].median_s, timing.phases_s, lines_of(of_usual, len(usual)))
+            first, start = self._slow_start(timing.all_s)
             slow = [
                 slow_steps(kind, usually, durations_s, by_step, self._is_whole)
                 for kind in kinds[1:]
@@ -238,7 +230,7 @@ class Watch:
             made |= found.OWN_PYTHON.filled(own) if own else {}
             made |= found.FORWARD_OPERATORS.filled(self._forward_operators(of_usual))
             made |= found.SLOW_STEPS.filled(slow) if slow else {}
-            grown = [*self._memory_growth(), *self._time_growth(kinds[0], phases)]
+            grown = [*self._memory_growth(), *self._time_growth(kinds[0], timing.all_s)]
             made |= found.GROWTH.filled(grown) if grown else {}
             made |= found.SLOW_START.filled(start) if start else {}
         tools = [*self._own_tools()]
@@ -350,103 +342,3 @@ def _growth_row(quantity: str, growth: Growth, holder: kept.Kept | None, phase: 
         "place": holder.place if holder else None,
         "phase": phase,
     }
-
-
-class Memory:
-    """Readings of the memory of the process and of the device at the ends of steps."""
-
-    def __init__(self, device: Device) -> None:
-        self._device, self._page = device, os.sysconf("SC_PAGE_SIZE")
-        try:
-            self._file: int | None = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            self._file = None
-        self._last_s = 0.0
-        self.clear()
-
-    def clear(self) -> None:
-        self.host: list[tuple[int, float]] = []
-        self.of_device: list[tuple[int, float]] = []
-
-    def after(self, step: int) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
-        """Return the readings of the host and of the device after this step."""
-        host, device = ([(n, size) for n, size in of if n > step] for of in (self.host, self.of_device))
-        return host, device
-
-    def read(self, now_s: float, step: int) -> None:
-        """Read both, unless that was done a short time ago."""
-        if now_s - self._last_s < MEMORY_EVERY_S:
-            return
-        self._last_s = now_s
-        if self._file is not None:
-            self.host.append((step, int(os.pread(self._file, 200, 0).split()[1]) * self._page))
-        if self._device.is_cuda:
-            self.of_device.append((step, self._device.allocated_bytes()))
-
-
-class Collections:
-    """Observer of Python's garbage collector."""
-
-    def __init__(self) -> None:
-        self._count, self._total_s, self._longest_s = 0, 0.0, 0.0
-        self._began_s: float | None = None  # None: no collection is in progress
-        self._places: Counter[Line] = Counter()
-        self._step: int | None = None
-        self._by_step: Counter[int] = Counter()
-
-    def step_begins(self, number: int | None) -> None:
-        """Begin a step; None: what follows is no step of the loop."""
-        self._step = number
-
-    def begin(self) -> None:
-        gc.callbacks.append(self._collects)
-
-    def end(self) -> None:
-        if self._collects in gc.callbacks:
-            gc.callbacks.remove(self._collects)
-
-    def total(self) -> float:
-        """Return the time of all collections so far, with the part of one in progress."""
-        began_s = self._began_s
-        return self._total_s + (0.0 if began_s is None else time.perf_counter() - began_s)
-
-    @untraced
-    def _collects(self, phase: str, _: dict[str, int]) -> None:
-        if phase == "start":
-            self._began_s = time.perf_counter()
-            return
-        lasted_s = time.perf_counter() - (self._began_s or 0.0)
-        was_seen, self._began_s = self._began_s is not None, None
-        if self._step is None or not was_seen:
-            return
-        self._total_s += lasted_s  # first, without a call in between, at which a look may come
-        self._by_step[self._step] += lasted_s  # type: ignore[assignment]
-        self._count += 1
-        self._longest_s = max(self._longest_s, lasted_s)
-        if lasted_s > COLLECTION_S:
-            chain, leaf = own_lines(sys._getframe(1))
-            line = leaf or (chain[-1] if chain else None)
-            if line is not None:
-                self._places[line] += lasted_s  # type: ignore[assignment]
-
-    def _in_steps(self) -> int:
-        """Return the fewest steps with nine tenths of the time."""
-        sums = accumulate(sorted(self._by_step.values(), reverse=True))
-        return 1 + sum(1 for sum_s in sums if sum_s < 0.9 * self._total_s)
-
-    def row(self, steps: int, total_s: float) -> found.CollectionRow | None:
-        if not self._count or not total_s:
-            return None
-        most = most_of(self._places) if self._places else None
-        callee = callee_of(most) if most else None
-        return {
-            "steps": steps,
-            "collections": self._count,
-            "time_s": self._total_s,
-            "in_steps": self._in_steps(),
-            "longest_s": self._longest_s,
-            "total_s": total_s,
-            "function": function_of(most) if most else None,
-            "place": place_of(most) if most else None,
-            "is_called": bool(callee and callee.rpartition(".")[2] == "collect"),
-        }

@@ -145,9 +145,9 @@ def test_loss_that_is_a_part_of_a_large_tensor_is_read_and_not_kept() -> None:
     outcome = Outcome()
     large: Tensor = nn.Parameter(torch.full((1000,), float("nan"))) * 1
     memory = StorageWeakRef(large.untyped_storage())
-    outcome.keep_loss((large,))
+    outcome.backward_begins((large,))
     assert outcome.row()["fault"] is None, "it is no scalar"
-    outcome.keep_loss((large[0],))
+    outcome.backward_begins((large[0],))
     assert outcome.row()["fault"] == "NaN"
     del large
     assert memory.expired()
@@ -161,7 +161,7 @@ def test_loss_that_is_a_part_of_a_large_tensor_is_read_and_not_kept() -> None:
 def test_first_and_last_losses_are_compared(losses: list[float], early: float | None, late: float | None) -> None:
     outcome = Outcome()
     for loss in losses:
-        outcome.keep_loss((torch.tensor(loss),))
+        outcome.backward_begins((torch.tensor(loss),))
     row = outcome.row()
     assert (row["early_loss"], row["late_loss"]) == (early, late)
     assert row["losses"] == (len(losses) if early else 0)

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cs_systems.measure.recorder import Recorder, phases
+from cs_systems.measure.recorder import Recorder, tracker
 from cs_systems.measure.recorder.unedited import ScriptRecorder
 from cs_systems.record import RunRecord, read_records
 from tests import forks
@@ -363,7 +363,7 @@ def test_random_numbers_after_the_script_are_unchanged_by_recording(tmp_path: Pa
 
 
 def test_error_of_the_observation_does_not_reach_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(phases.Tracker, "exit", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(tracker.Tracker, "exit", lambda *_, **__: 1 / 0)
     with recorded(tmp_path) as recorder:
         train(12)
     (record,) = recorder.records

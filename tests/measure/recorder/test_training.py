@@ -41,7 +41,7 @@ def codes(recorder: ScriptRecorder) -> set[str]:
 def test_fault_of_a_training_is_found(name: str, tmp_path: Path) -> None:
     loop, code = FAULTS[name]
     recorder = recorded(tmp_path, loop(), 3 * STEPS if name == "steps_of_a_third" else STEPS)
-    assert recorder._training.failure is None
+    assert all(each.failure is None for each in recorder._observers._every)
     assert code in codes(recorder)
     if code in WRONG:
         assert diagnose(recorder.records).diagnoses[0].code == code
@@ -50,8 +50,8 @@ def test_fault_of_a_training_is_found(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", SOUND)
 def test_sound_training_has_no_such_cause(name: str, tmp_path: Path) -> None:
     recorder = recorded(tmp_path, SOUND[name]())
-    assert recorder._training.failure is None
-    assert recorder._training.tables["updates"]
+    assert all(each.failure is None for each in recorder._observers._every)
+    assert recorder.records[0].results["updates"]
     assert codes(recorder) == set()
 
 
@@ -66,7 +66,7 @@ def test_looks_leave_no_operator_in_a_profile_of_the_program(tmp_path: Path) -> 
             names.append(sorted(event.name for event in own.events() or () if event.name.startswith("aten::")))
     finally:
         recorder.close()
-    assert recorder._training.failure is None
+    assert all(each.failure is None for each in recorder._observers._every)
     differ = {step for step, each in enumerate(names) if each != names[2]}
     assert differ <= {0, 17}, "the first step allocates, and the losses are read where the timing ends"
-    assert "updates" not in recorder._training.tables
+    assert "updates" not in recorder.records[0].results

@@ -1,0 +1,84 @@
+"""Observer of Python's garbage collector."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections import Counter
+from itertools import accumulate
+
+from cs_systems.analysis.comparison.loop_findings import CollectionRow
+from cs_systems.instrument.compiler import untraced
+from cs_systems.measure.recorder.lines import most_of
+from cs_systems.measure.recorder.stacks import Line, callee_of, function_of, own_lines, place_of
+
+COLLECTION_S = 0.001  # a shorter collection is counted without its place
+
+
+class Collections:
+    """Collections in the steps of a loop, and the lines at which the long ones come."""
+
+    def __init__(self) -> None:
+        self._count, self._total_s, self._longest_s = 0, 0.0, 0.0
+        self._began_s: float | None = None  # None: no collection is in progress
+        self._places: Counter[Line] = Counter()
+        self._step: int | None = None
+        self._by_step: Counter[int] = Counter()
+
+    def step_begins(self, number: int | None) -> None:
+        """Begin a step; None: what follows is no step of the loop."""
+        self._step = number
+
+    def begin(self) -> None:
+        gc.callbacks.append(self._collects)
+
+    def end(self) -> None:
+        if self._collects in gc.callbacks:
+            gc.callbacks.remove(self._collects)
+
+    def total(self) -> float:
+        """Return the time of all collections so far, with the part of one in progress."""
+        began_s = self._began_s
+        return self._total_s + (0.0 if began_s is None else time.perf_counter() - began_s)
+
+    @untraced
+    def _collects(self, phase: str, _: dict[str, int]) -> None:
+        if phase == "start":
+            self._began_s = time.perf_counter()
+            return
+        lasted_s = time.perf_counter() - (self._began_s or 0.0)
+        was_seen, self._began_s = self._began_s is not None, None
+        if self._step is None or not was_seen:
+            return
+        self._total_s += lasted_s  # first, without a call in between, at which a look may come
+        self._by_step[self._step] += lasted_s  # type: ignore[assignment]
+        self._count += 1
+        self._longest_s = max(self._longest_s, lasted_s)
+        if lasted_s > COLLECTION_S:
+            chain, leaf = own_lines(sys._getframe(1))
+            line = leaf or (chain[-1] if chain else None)
+            if line is not None:
+                self._places[line] += lasted_s  # type: ignore[assignment]
+
+    def _in_steps(self) -> int:
+        """Return the fewest steps with nine tenths of the time."""
+        sums = accumulate(sorted(self._by_step.values(), reverse=True))
+        return 1 + sum(1 for sum_s in sums if sum_s < 0.9 * self._total_s)
+
+    def row(self, steps: int, total_s: float) -> CollectionRow | None:
+        if not self._count or not total_s:
+            return None
+        most = most_of(self._places) if self._places else None
+        callee = callee_of(most) if most else None
+        return {
+            "steps": steps,
+            "collections": self._count,
+            "time_s": self._total_s,
+            "in_steps": self._in_steps(),
+            "longest_s": self._longest_s,
+            "total_s": total_s,
+            "function": function_of(most) if most else None,
+            "place": place_of(most) if most else None,
+            "is_called": bool(callee and callee.rpartition(".")[2] == "collect"),
+        }

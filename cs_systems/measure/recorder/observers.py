@@ -1,0 +1,321 @@
+"""Observers of a recorded loop: the calls that each of them gets, and the list that makes them.
+
+An observer is a file that overrides the calls it needs. Those of timed steps cost some nanoseconds. Looks read what the
+program holds, and come only in steps that are not timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from enum import Enum, auto
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim import Optimizer
+
+from cs_systems.core.caveats import Caveat
+from cs_systems.core.tables import Row, Tables
+from cs_systems.instrument.annotate import hidden_from_modes
+from cs_systems.instrument.compiler import untraced
+from cs_systems.measure.recorder.guard import Guest, as_guest
+from cs_systems.measure.recorder.inputs import StepInputs
+from cs_systems.measure.recorder.phases import Timeline
+
+MOST_LOOKS = 10  # steps that are looked at in a row
+
+
+class Period(Enum):
+    """Steps of one kind in a recording."""
+
+    FIRST = auto()  # the first warm-up step
+    WARMUP = auto()
+    LAST = auto()  # the last warm-up step, which nobody looks at, so that the timing begins undisturbed
+    TIMED = auto()
+    PROFILED = auto()
+    HISTORY = auto()  # the memory history is on
+    SAMPLED = auto()  # the stack is sampled, after all others
+
+
+UNTIMED = (Period.FIRST, Period.WARMUP, Period.LAST)
+
+
+class ModelCall(NamedTuple):
+    """Outermost call of a model.
+
+    arguments: the positional ones, the model first, and the named ones. is_recorded: autograd records it. is_in_update:
+    an optimizer made it. number: of this call in its step, from 1.
+    """
+
+    arguments: Any
+    is_recorded: bool
+    is_in_update: bool
+    number: int
+
+
+class Found(NamedTuple):
+    """Result of an observer about the steps of one stage."""
+
+    tables: Tables
+    caveats: Sequence[Caveat] = ()
+
+
+class Timing(NamedTuple):
+    """Phases of the timed steps: the median of each, all its times, and the elements of the models' inputs."""
+
+    phases_s: dict[str, float]
+    all_s: Mapping[str, Sequence[float]]
+    elements: float | None
+
+
+class Observer(Guest):
+    """Observer of a loop in the thread that runs it; every call does nothing by default.
+
+    Attributes:
+        is_looking: the calls whose names begin with `look` are wanted now.
+        runs_operators: looks and conclusions run operators of torch, so not while the program runs a profiler.
+        kept: tables found so far.
+    """
+
+    is_looking = False
+    runs_operators = True
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Sequence[Row]] = {}
+
+    def keep(self, table: Any, rows: Sequence[Any]) -> None:
+        """Keep a table if it has rows."""
+        if rows:
+            self.kept |= table.filled(rows)
+
+    def fail(self, error: Exception) -> None:
+        super().fail(error)
+        self.is_looking = False
+
+    # In every step; none of them may read a tensor.
+
+    def backward_begins(self, roots: Any) -> None:
+        """Note an outermost backward pass."""
+
+    def step_recorded(self, number: int, timeline: Timeline) -> None:
+        """Note a step at its end."""
+
+    def step_failed(self) -> None:
+        """Forget the step that ends here with an exception."""
+
+    # In steps that are looked at, hidden from the program's modes.
+
+    def look_at_call(self, call: ModelCall) -> None:
+        """Look at a call of a model."""
+
+    def look_at_result(self, result: Any, is_in_update: bool) -> None:
+        """Look at the result of such a call."""
+
+    def look_before_backward(self, roots: Any) -> None:
+        """Look at what there is before a backward pass."""
+
+    def look_after_backward(self) -> None:
+        """Look at what a backward pass has left."""
+
+    def look_before_update(self, optimizer: Optimizer) -> None:
+        """Look at what there is before an optimizer's step."""
+
+    def look_after_update(self, optimizer: Optimizer) -> None:
+        """Look at what an optimizer's step has left."""
+
+    def look_at_skip(self, optimizer: Optimizer) -> None:
+        """Note an optimizer's step that a GradScaler has skipped."""
+
+    def look_after_step(self) -> None:
+        """Look at what there is between two steps."""
+
+    def stop_looking(self) -> None:
+        """End the looks of this period."""
+        self.is_looking = False
+
+    # Between steps.
+
+    def begins(self, period: Period) -> None:
+        """Begin to observe the steps of a period."""
+
+    def restart(self) -> None:
+        """Forget the steps so far: they were not part of the training."""
+
+    def timing_ended(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        """Conclude the timed steps, hidden from the program's modes.
+
+        shapes: of the first inputs of the models' calls in a step.
+        """
+
+    def end(self) -> None:
+        """Conclude the recording, hidden from the program's modes, while its models and optimizers are still known."""
+
+    def results(self, inputs: Sequence[StepInputs], is_timed: bool) -> Found | None:
+        """Return what the steps of the stage that ends have shown. inputs: of its steps."""
+        return None
+
+    def tables(self, timing: Timing, others: Tables) -> Tables:
+        """Return what the whole loop has shown. others: the tables of the observers before this one."""
+        return self.kept
+
+
+class FewSteps(Observer):
+    """Observer that looks at a few warm-up steps in a row, and at a few steps after the timed ones."""
+
+    _looks = 0
+
+    def begins(self, period: Period) -> None:
+        self.stop_looking()
+        self.is_looking, self._looks = period in (Period.WARMUP, Period.SAMPLED), 0
+
+    def look_after_step(self) -> None:
+        self._looks += 1
+        if self._looks >= MOST_LOOKS:
+            self.stop_looking()
+
+
+def is_profiled() -> bool:
+    """Return whether a profiler of the program is active, in which operators of ours would stand."""
+    return bool(torch._C._autograd._profiler_enabled())
+
+
+Hidden = Callable[[], AbstractContextManager[None]]
+
+
+def hiding(unobserved: Hidden, own_time: Hidden) -> Hidden:
+    """Return a context for our own work in the loop: the program's modes do not see it, and it is not the loop's time.
+
+    unobserved: a context in which nothing counts as the program's. own_time: one whose time is not the loop's.
+    """
+
+    @contextmanager
+    def hidden() -> Iterator[None]:
+        with own_time(), unobserved(), hidden_from_modes(), torch.no_grad():
+            yield
+
+    return hidden
+
+
+class Observers:
+    """List of the observers of a loop; an error of one ends this one alone."""
+
+    def __init__(self, every: Sequence[Observer] = (), hidden: Hidden | None = None) -> None:
+        self._every, self._hidden = every, hidden
+        self._calls = {
+            name: [
+                (each, partial(as_guest(getattr(type(each), name)), each))
+                for each in every
+                if getattr(type(each), name) is not getattr(Observer, name)
+            ]
+            for name, member in vars(Observer).items()
+            if callable(member) and not name.startswith("_")
+        }
+        self._interrupted: list[Observer] = []  # until the next step, by a profiler of the program
+        self.period: Period | None = None
+        self.is_looking = False  # any of them
+
+    def _tell(self, name: str, *args: Any) -> None:
+        for each, call in self._calls[name]:
+            if each.failure is None:
+                call(*args)
+
+    @untraced
+    def _look(self, name: str, *args: Any) -> None:
+        if self._hidden is None or not (calls := self._calls[name]):
+            return
+        if is_profiled():
+            for each in self._every:
+                if each.is_looking and each.runs_operators:
+                    each.stop_looking()
+                    self._interrupted.append(each)
+        with self._hidden():
+            for each, call in calls:
+                if each.is_looking:
+                    call(*args)
+
+    def _conclude(self, name: str, *args: Any) -> None:
+        if self._hidden is None:
+            return
+        profiled = is_profiled()
+        with self._hidden():
+            for each, call in self._calls[name]:
+                if each.failure is None and not (profiled and each.runs_operators):
+                    call(*args)
+
+    def begin(self, period: Period) -> None:
+        self.period = period
+        self._interrupted.clear()
+        self._tell("begins", period)
+        self._find_looking()
+
+    def restart(self) -> None:
+        self._tell("restart")
+
+    def call_begins(self, call: ModelCall) -> None:
+        self._look("look_at_call", call)
+
+    def call_ends(self, result: Any, is_in_update: bool) -> None:
+        self._look("look_at_result", result, is_in_update)
+
+    def backward_begins(self, roots: Any) -> None:
+        self._tell("backward_begins", roots)
+        if self.is_looking:
+            self._look("look_before_backward", roots)
+
+    def backward_ends(self) -> None:
+        self._look("look_after_backward")
+
+    def update_begins(self, optimizer: Optimizer) -> None:
+        self._look("look_before_update", optimizer)
+
+    def update_ends(self, optimizer: Optimizer) -> None:
+        self._look("look_after_update", optimizer)
+
+    def update_skipped(self, optimizer: Optimizer) -> None:
+        if self.is_looking:
+            self._look("look_at_skip", optimizer)
+
+    def step_recorded(self, number: int, timeline: Timeline) -> None:
+        self._tell("step_recorded", number, timeline)
+        if self.is_looking:
+            self._look("look_after_step")
+            for each in self._interrupted:
+                each.is_looking = each.failure is None
+            self._interrupted.clear()
+            self._find_looking()
+
+    def _find_looking(self) -> None:
+        self.is_looking = any(each.is_looking for each in self._every)
+
+    def step_failed(self) -> None:
+        self._tell("step_failed")
+
+    def timing_ended(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        self._conclude("timing_ended", shapes)
+
+    def end(self) -> None:
+        self.is_looking = False
+        for each in self._every:
+            each.stop_looking()
+        self._conclude("end")
+
+    def results(self, inputs: Sequence[StepInputs], is_timed: bool) -> Found:
+        """Return what all observers have found in the steps of a stage."""
+        tables: Tables = {}
+        caveats: list[Caveat] = []
+        if self._hidden is not None:
+            with self._hidden():
+                for each, results in self._calls["results"]:
+                    found = results(inputs, is_timed) if each.failure is None else None
+                    if found is not None:
+                        tables = {**tables, **found.tables}
+                        caveats += found.caveats
+        return Found(tables, caveats)
+
+    def tables(self, timing: Timing) -> Tables:
+        """Return what all observers have found in the whole loop."""
+        found: Tables = {}
+        for each in self._every:
+            found = {**found, **each.tables(timing, found)}
+        return found

@@ -1,0 +1,54 @@
+"""Description of a recorded loop: its models and optimizers as they are known now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+from torch.optim import Optimizer
+
+from cs_systems.config import RunConfig
+from cs_systems.core.fields import LOOP
+from cs_systems.machine.device import Device
+from cs_systems.record import Row
+
+
+@dataclass
+class Subject:
+    """Description of the measured loop.
+
+    Attributes:
+        models, optimizers: those known now; an unedited script shows them only while it runs.
+    """
+
+    name: str
+    device: Device
+    models: list[nn.Module]
+    optimizers: list[Optimizer]
+    tokens: int | None
+    world_size: int
+
+    def config(self, *, warmup: int, steps: int, profiler: str = "none") -> RunConfig:
+        return RunConfig(
+            workload=f"{LOOP}{self.name}",
+            device=self.device.torch.type,
+            warmup=warmup,
+            steps=steps,
+            world_size=self.world_size,
+            profiler=profiler,
+        )
+
+    def ran(self) -> Row:
+        """Return the known properties of the loop: classes, parameters, precision, and tokens per step."""
+        parameters = {p for model in self.models for p in model.parameters()}
+        optimizers = [type(o).__name__ for o in self.optimizers]
+        return {
+            "models": " + ".join(type(model).__name__ for model in self.models) or None,
+            "parameters": sum(p.numel() for p in parameters) if parameters else None,
+            **({"optimizer": " + ".join(optimizers)} if optimizers else {}),
+            "tokens": self.tokens,
+        }
+
+    def forget(self) -> None:
+        """Forget the program's objects, which it may delete from now on."""
+        self.models, self.optimizers = [], []
