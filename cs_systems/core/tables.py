@@ -21,9 +21,11 @@ A column of mappings, `bytes: dict[str, int]`, stands for a column per key: `for
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from typing import Any, Generic, NotRequired, ParamSpec, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from cs_systems.core import units
@@ -43,7 +45,7 @@ INDEX = {
     "cs_systems.analysis.attribution.operator_table": "operators",
     "cs_systems.analysis.attribution.module_tables": "tree blocks classes modules",
     "cs_systems.analysis.attribution.timeline": "overhead coverage notes",
-    "cs_systems.analysis.attribution.overlap": "streams",
+    "cs_systems.analysis.attribution.overlap": "streams overlap",
     "cs_systems.analysis.attribution.memory_ranges": "memory_ranges memory_ranges_of",
     "cs_systems.analysis.replay.what_ifs": "what_if",
     "cs_systems.analysis.comparison.ranks": "ranks collectives beside",
@@ -72,6 +74,13 @@ def names_in(*modules: str) -> tuple[str, ...]:
     return tuple(name for module in modules for name in INDEX[f"cs_systems.{module}"].split())
 
 
+def declared(name: str) -> list[Table[Any]]:
+    """Return the tables of this name, two where a record and a job share one. Imports the modules that declare them."""
+    modules = (import_module(module) for module, names in INDEX.items() if name in names.split())
+    tables = (each for module in modules for each in vars(module).values() if isinstance(each, Table))
+    return [table for table in tables if table.name == name]
+
+
 @dataclass(frozen=True)
 class Column:
     """Column as a person sees it.
@@ -80,6 +89,7 @@ class Column:
     width that the other columns of a terminal take; a longer text is shortened to the rest. own_unit: whether each cell
     has a unit of its own. form: how a number is written, as `format()` takes it; "" for three digits in the best unit,
     or all of a whole number. drop: 0 where every terminal shows it; of the others, a narrow one drops the lowest first.
+    signed: whether a number may be negative.
     """
 
     heading: str = ""
@@ -88,6 +98,7 @@ class Column:
     own_unit: bool = False
     form: str = ""
     drop: int = 0
+    signed: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,6 +138,20 @@ class Table(Generic[R]):
     def of(self, tables: Tables) -> Sequence[R]:
         """Return the rows of this table in a record, none if it has none."""
         return cast("Sequence[R]", tables.get(self.name, ()))
+
+    @cached_property
+    def _kinds(self) -> dict[str, tuple[type, ...]]:
+        """The types of each column that every row has."""
+        hints = get_type_hints(self._type())
+        required = self._type().__required_keys__  # type: ignore[attr-defined]
+        return {name: get_args(hint) or (hint,) for name, hint in hints.items() if name in required}
+
+    def fits(self, row: Row) -> bool:
+        """Return whether a row, perhaps of another program, has all columns with values that they may have."""
+        return all(
+            name in row and _is_of(row[name], kinds, is_signed=self.columns[name].signed)
+            for name, kinds in self._kinds.items()
+        )
 
     def filled(self, rows: Sequence[R]) -> dict[str, Sequence[Row]]:
         """Return the rows by the table's name, as a record holds them."""
@@ -178,6 +203,13 @@ def heading(column: str) -> str:
 def first_row(tables: Tables, name: str) -> Row:
     """Return the first row of a table; empty where there is none."""
     return next(iter(tables.get(name, ())), {})
+
+
+def _is_of(value: Any, kinds: tuple[type, ...], *, is_signed: bool) -> bool:
+    if value is None or isinstance(value, (str, bool)):
+        return type(value) in kinds
+    is_number = isinstance(value, (int, float)) and (int in kinds or float in kinds)
+    return is_number and math.isfinite(value) and (is_signed or value >= 0)
 
 
 def _column(hint: Any) -> Column:

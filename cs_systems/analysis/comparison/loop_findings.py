@@ -5,10 +5,10 @@ A recorder fills them, and the rules of diagnosis read them.
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Annotated, TypedDict
 
 from cs_systems.analysis.comparison.loop_time import LoopTimeRow
-from cs_systems.core.tables import Table
+from cs_systems.core.tables import Column, Table
 
 # As functions: Python's own, wherever it runs, and what surrounds the calls that begin a phase, such as hooks.
 COLLECTOR, CALLS = "garbage collector", "calls of phases"
@@ -94,21 +94,21 @@ class PaddingRow(TypedDict):
     steps: int  # in which it was seen
     basis: str  # "tokens" given to step(), or "filler" at the ends of rows
     shape: str  # of the last input, such as `8 × 250`
-    filler: int | None
+    filler: Annotated[int | None, Column(signed=True)]
 
 
 class OutcomeRow(TypedDict):
     """Outcome of the timed steps: the last loss, and the optimizer steps that a GradScaler skipped."""
 
-    loss: float | None  # None if it is unknown, or no finite number
+    loss: Annotated[float | None, Column(signed=True)]  # None if it is unknown, or no finite number
     fault: str | None  # of the loss: "NaN" or "infinite"
     skipped_steps: int | None  # None without a GradScaler
     optimizer_steps: int | None
     first_scale: float | None
     last_scale: float | None
     losses: int  # of the warm-up and the timed steps; 0 if they are unknown
-    early_loss: float | None  # the largest of the first quarter
-    late_loss: float | None  # the smallest of the last quarter
+    early_loss: Annotated[float | None, Column(signed=True)]  # the largest of the first quarter
+    late_loss: Annotated[float | None, Column(signed=True)]  # the smallest of the last quarter
 
 
 class UpdatesRow(TypedDict):

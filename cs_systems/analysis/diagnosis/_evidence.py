@@ -17,7 +17,7 @@ from cs_systems.analysis.attribution.tables import phases as phase_rows
 from cs_systems.analysis.attribution.usual_steps import START_UP
 from cs_systems.analysis.comparison.loop_findings import OUTCOME, SLOW_STEPS
 from cs_systems.analysis.diagnosis._memory_use import HISTORY, MemoryUse, memory_of_record, memory_of_snapshot
-from cs_systems.analysis.diagnosis._sound import sound
+from cs_systems.analysis.diagnosis._sound import Sound
 from cs_systems.analysis.timing_caveats import launch_bound_phases
 from cs_systems.config import CONFIGURED, Phase, RunConfig
 from cs_systems.core.caveats import LOOP_REMEDIES, REMEDIES, UNEVEN
@@ -374,7 +374,7 @@ def of_records(records: Sequence[RunRecord]) -> Evidence:
     judged = "the step" if "gaps" in tables else "the step, judged by its timed phases alone" if timed else "the peak"
     config = last.run_config
     return Evidence(
-        tables=sound(tables),
+        tables=Sound(tables),
         measurement=next((clean for r in reversed([*profiled, *timed]) if (clean := r.clean)), None),
         config=config,
         device_name=environment.device_name if environment and on_gpu else None,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
-from cs_systems.analysis.diagnosis._sound import sound
+from cs_systems.analysis.diagnosis._sound import Sound
 from cs_systems.config import Phase
 from cs_systems.core.tables import Row
 from cs_systems.formulas.memory.forecast import Forecast
@@ -123,7 +123,7 @@ def _is_alive(one: Attributed, event: int) -> bool:
 
 def memory_of_record(record: RunRecord) -> MemoryUse | None:
     """Return the peak measured by profiler `memory`, split by the prediction; None for other records."""
-    phases = sound(record.results).get("memory_phases")
+    phases = Sound(record.results).get("memory_phases")
     if not phases:
         return None
     number, reached = max(enumerate(phases), key=lambda row: (row[1].get("peak_allocated_bytes") or 0, row[0]))
@@ -149,6 +149,6 @@ def memory_of_record(record: RunRecord) -> MemoryUse | None:
 def _components(record: RunRecord) -> Mapping[str, int]:
     """Return the bytes by component at the peak of the step on fake tensors; empty if it was not run."""
     moments: dict[tuple[int, str], dict[str, int]] = {}
-    for row in sound(record.results).get("memory_forecast", ()):
+    for row in Sound(record.results).get("memory_forecast", ()):
         moments.setdefault((row["step"], row["phase"]), {})[row["component"]] = row["peak_bytes"]
     return max(moments.values(), key=lambda sizes: sum(sizes.values()), default={})

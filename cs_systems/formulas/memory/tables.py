@@ -60,7 +60,7 @@ class MemoryPhaseRow(MemoryReading):
     predicted_allocated_bytes: Annotated[int | None, Column("predicted")]
     predicted_peak_bytes: Annotated[int | None, Column("predicted")]
     # The measured peak less the predicted one.
-    residual_bytes: Annotated[int | None, Column("off", "off: measured peak minus predicted peak")]
+    residual_bytes: Annotated[int | None, Column("off", "off: measured peak minus predicted peak", signed=True)]
 
 
 class MemoryComponentRow(TypedDict):

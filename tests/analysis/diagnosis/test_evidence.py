@@ -15,9 +15,11 @@ from cs_systems.analysis.diagnosis._memory_use import LOGITS
 from cs_systems.analysis.memory.categories import attribute
 from cs_systems.config import RunConfig, preset
 from cs_systems.core.caveats import REMEDIES
+from cs_systems.formulas.cost import COST
 from cs_systems.formulas.memory.fit import needed_bytes
 from cs_systems.record import Measurement, RunRecord
 from tests.analysis.diagnosis.test_rules import LOOP, PLANTED, STEP_S, measured, timed, traced
+from tests.analysis.diagnosis.whole_rows import whole
 from tests.analysis.memory.test_limits import BACKWARD, FORWARD, UNNAMED, A, B, event, replayed
 from tests.test_record import ENVIRONMENT
 
@@ -30,7 +32,7 @@ def of(**tables: Any) -> Evidence:
 
 def record(results: Any, measurement: Measurement | None = None, **config: Any) -> RunRecord:
     made = RunRecord("key", RunConfig(**config).to_dict(), "ok", environment=ENVIRONMENT, measurement=measurement)
-    made.results.update(results)
+    made.results.update(whole(results))
     return made
 
 
@@ -121,12 +123,14 @@ def test_least_time_of_a_phase_is_that_of_its_flops_or_bytes(cost: Any, ceiling:
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, None, "1", [1]])
 def test_row_with_a_number_that_is_none_is_left_out(bad: Any) -> None:
-    good = {"device": 0, "cause": "copy", "time_s": 0.0, "longest_s": None}
-    rows = [good, good | {"time_s": bad}, good | {"cause": None}]
+    (good,) = whole({"gaps": [{"device": 0, "cause": "copy", "time_s": 0.0}]})["gaps"]
+    without = {name: value for name, value in good.items() if name != "time_s"}
+    rows = [good, good | {"time_s": bad}, good | {"cause": None}, without]
     if bad is not None:
         rows.append(good | {"longest_s": bad})
-    tables = {"gaps": rows, "ran": [{"precision": "bf16"}], "unknown": [{"a": 1}]}
-    found = of_records([record(traced(**tables), profiler="kineto")])
+    traces = record(traced(), profiler="kineto")
+    traces.results.update({"gaps": rows, "ran": [{"precision": "bf16"}], "unknown": [{"a": 1}]})
+    found = of_records([traces])
     assert found.tables["gaps"] == [good]
     assert found.tables["ran"] == [{"precision": "bf16"}]
     assert "unknown" not in found.tables
@@ -142,8 +146,8 @@ def test_timed_and_profiled_records_of_a_cell_are_judged_together() -> None:
     found = of_records([clean, kineto, memory])
     assert found.step_s == pytest.approx(STEP_S)
     assert found.floor_s("forward") is None
-    assert found.tables["cost"] == [{"phase": "forward", "hardware_flops": 1.0}]
-    assert found.kernels() == traced()["kernels"]
+    assert [row["hardware_flops"] for row in COST.of(found.tables)] == [1.0]
+    assert found.kernels() == whole(traced())["kernels"]
     untimed = of_records([record(traced(), measured(), workload="accumulation", profiler="kineto")])
     assert (untimed.tables, untimed.measurement) == ({}, None)
 

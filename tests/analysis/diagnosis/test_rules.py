@@ -49,6 +49,7 @@ from tests.analysis.diagnosis.test_odd_recordings import TRIED as OF_ODD
 from tests.analysis.diagnosis.test_rank_rules import TRIED as OF_RANKS
 from tests.analysis.diagnosis.test_recordings import TRIED as OF_RECORDINGS
 from tests.analysis.diagnosis.test_trace_rules import TRIED as OF_TRACES
+from tests.analysis.diagnosis.whole_rows import whole
 from tests.recorded import MAIN
 
 PROFILES = Path(__file__).parents[3] / "profiles"
@@ -503,7 +504,7 @@ def test_reserved_memory_of_a_record_counts_where_it_is_that_at_the_peak(
     backward = {"step": 1, "phase": "backward", "reserved_bytes": after, "peak_reserved_bytes": 20 << 30}
     phases: Any = [forward, backward | {"peak_allocated_bytes": 8 << 30}]
     config = RunConfig(profiler="memory", workload="own.py:step").to_dict()
-    record = RunRecord("key", config, "ok", results={"memory_phases": phases})
+    record = RunRecord("key", config, "ok", results=whole({"memory_phases": phases}))
     assert [one.code for one in diagnose(record).diagnoses] == found
 
 
@@ -598,8 +599,8 @@ def test_bf16_stays_above_the_bound_that_fp32_predicts() -> None:
 def test_diagnosis_of_several_cells_names_the_worst_and_counts_them() -> None:
     config = RunConfig(model=preset("tiny"), precision="bf16", device="cuda")  # type: ignore[arg-type]
     records = [
-        RunRecord(f"key{batch}", replace(config, batch_size=batch).to_dict(), "ok", results=traced(
-            gaps=[{"device": 0, "cause": "launch-bound", "time_s": 0.01 * batch}]))  # type: ignore[arg-type]
+        RunRecord(f"key{batch}", replace(config, batch_size=batch).to_dict(), "ok", results=whole(traced(
+            gaps=[{"device": 0, "cause": "launch-bound", "time_s": 0.01 * batch}])))  # type: ignore[arg-type]
         for batch in (2, 4, 8)
     ]  # fmt: skip
     records = [replace(r, config=r.config | {"profiler": "kineto"}) for r in records]
@@ -614,7 +615,7 @@ def test_waits_of_ranks_are_those_without_a_profiler() -> None:
         config = RunConfig(strategy="ddp_flat", world_size=2, profiler=profiler)
         rows = [{"rank": rank, "phase": "backward", "wait_s": rank * wait_s} for rank in (0, 1)]
         made = RunRecord("", config.to_dict(), "ok", measurement=measured())
-        made.results["ranks"] = rows  # type: ignore[typeddict-item]
+        made.results.update(whole({"ranks": rows}))
         return made
 
     of_memory, traced = record("rank_memory", 0.09), record("overlap", 0.08)
