@@ -71,7 +71,7 @@ def _print_residuals(rows: Sequence[tables.ResidualRow], record: RunRecord, titl
 
     results = record.results
     of_modules = any(row["module"] for row in rows)  # a compiled model has one operation and no modules
-    columns = (*(("module",) if of_modules else ()), "operation", "shape", "dtype", "count", "total_bytes")
+    columns = [name for name in tables.RESIDUALS.titles if name != "share" and (of_modules or name != "module")]
     largest: Sequence[Row] = rows[:TOP]
     top = [{name: row[name] for name in columns} | {"share": f"{row['share']:.1%}"} for row in largest]
     taken = sum(2 + max(len(str(row[name])) for row in top) for name in columns if name in ("module", "shape", "dtype"))
@@ -133,14 +133,14 @@ def print_ranges(rows: Sequence[MemoryRangeRow], title: str, sees: str) -> None:
             "--no-caching-allocator, or record the first steps with --warmup 0\n"
         )
         return
-    same = ("phase", "allocations", "allocated_bytes", "freed_bytes", "change_bytes", "predicted_bytes")
+    same = [name for name in MEMORY_RANGES.titles if name not in ("layer", "most_bytes")]
     groups: dict[tuple[Any, ...], list[MemoryRangeRow]] = {}
     for row in rows:
         known: Row = row
         groups.setdefault(tuple(known[name] for name in same), []).append(row)
     shown = [
-        {"phase": key[0], "layer": spans([row["layer"] for row in members])}
-        | dict(zip(same[1:], key[1:], strict=True))
+        {"layer": spans([row["layer"] for row in members])}
+        | dict(zip(same, key, strict=True))
         | {"most_bytes": max(row["most_bytes"] for row in members)}
         for key, members in groups.items()
     ]

@@ -13,7 +13,6 @@ from cs_systems.formulas.rounding import AutocastContext, ModuleDtypes
 AUTOCAST = {Precision.BF16: "bfloat16", Precision.FP16: "float16", Precision.FP8: "bfloat16"}
 FP8_LAYER = "Fp8Linear"  # of cs_systems.model.training.fp8
 SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
-COLUMNS = ("parameters", "inputs", "outputs", "output_gradients", "parameter_gradients")
 LOW = frozenset(AUTOCAST.values())
 
 
