@@ -267,10 +267,11 @@ def _bands(rest: Iterable[Attributed], begins: Moment, ends: Moment, end_ns: int
             now += change
             most[at] = max(most[at], now)
         for n, bytes in enumerate(most):
+            begin, end = n * width, min((n + 1) * width, end_ns)
             if n and bytes == most[n - 1] and bytes:
-                bands[-1][2] = (n + 1) * width
-            elif bytes:
-                bands.append([number, n * width, (n + 1) * width, bytes])
+                bands[-1][2] = end
+            elif bytes and begin < end:
+                bands.append([number, begin, end, bytes])
     return bands
 
 
