@@ -336,9 +336,9 @@ def kept() -> dict[str, Any]:
 
 
 def differences(told: Any, known: Any, at: str = "") -> list[str]:
-    """Return where two short forms differ by more than their last digit."""
-    if isinstance(told, dict) and isinstance(known, dict) and told.keys() == known.keys():
-        return [each for key in told for each in differences(told[key], known[key], f"{at}/{key}")]
+    """Return where a short form differs from the kept one by more than the last digit; it may have more columns."""
+    if isinstance(told, dict) and isinstance(known, dict) and told.keys() >= known.keys():
+        return [each for key in known for each in differences(told[key], known[key], f"{at}/{key}")]
     if isinstance(told, list) and isinstance(known, list) and len(told) == len(known):
         return [
             each for n, pair in enumerate(zip(told, known, strict=True)) for each in differences(*pair, f"{at}/{n}")
