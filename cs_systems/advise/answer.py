@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Annotated, Any, TypedDict
 
 from cs_systems.advise.judge import Judgement, peak_bytes
+from cs_systems.advise.lever import Cell, batch_of
 from cs_systems.config import FIELDS, LEAVES, RunConfig
 from cs_systems.core.fields import Subject
 from cs_systems.core.tables import Column, Table
@@ -60,8 +61,8 @@ class Answer:
         whole: the best cell beside the start, measured again at the end; None if nothing was kept, or before the end.
     """
 
-    start: RunConfig
-    best: RunConfig
+    start: Cell
+    best: Cell
     history: tuple[RunRecord, ...]
     trials: tuple[TrialRow, ...]
     goal: str
@@ -94,9 +95,9 @@ class Answer:
         """Return the answer as JSON can hold it."""
         return {
             "goal": self.goal,
-            "start": self.start.to_dict(),
-            "best": self.best.to_dict(),
-            "command": command_words(self.best),
+            "start": _plain(self.start),
+            "best": _plain(self.best),
+            "command": command_words(self.best) if isinstance(self.best, RunConfig) else None,
             "whole": self.whole and self.whole._asdict(),
             "start_s": _step_s(self.history[0]) if self.history else None,
             "best_s": _step_s(self.history[-1]) if self.history else None,
@@ -118,7 +119,7 @@ class Answer:
             return f"{count}; the whole gain was not measured side by side"
         times, low, high = (1 / end if end else None for end in (self.whole.ratio, self.whole.high, self.whole.low))
         spread = f" ({low:.2f} … {high:.2f})" if low and high and self.goal == "time" else ""
-        per = " per token" if self.best.batch_size != self.start.batch_size else ""
+        per = " per token" if batch_of(self.best) != batch_of(self.start) else ""
         return f"{times:.2f}{spread} times as {word}{per} as the start, measured side by side; {count}"
 
     def _error(self) -> str:
@@ -133,6 +134,10 @@ def errors(trials: Sequence[TrialRow]) -> list[float]:
     """Return by which share each expectation was off, for trials with an expected and a measured number."""
     pairs = [(row[f"expected_{unit}"], row[name]) for row in trials for unit, name in _PAIRS]  # type: ignore[literal-required]
     return [abs(expected / measured - 1) for expected, measured in pairs if expected and measured]
+
+
+def _plain(cell: Cell) -> dict[str, Any]:
+    return cell.to_dict() if isinstance(cell, RunConfig) else asdict(cell)
 
 
 def command_words(config: RunConfig) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from cs_systems.advise import numerics
+from cs_systems.advise.lever import Cell
 from cs_systems.advise.numerics import Check
 from cs_systems.config import ConfigError, Mode, RunConfig
 from cs_systems.core.fields import Subject
@@ -72,8 +73,9 @@ class CellBench:
         """Number of processes that the folder holds."""
         return len(self._known)
 
-    def measure(self, config: RunConfig, number: int) -> RunRecord:
-        return self._together([config], number)[0]
+    def measure(self, cell: Cell, number: int) -> RunRecord:
+        assert isinstance(cell, RunConfig)
+        return self._together([cell], number)[0]
 
     def _together(self, configs: Sequence[RunConfig], number: int = 0) -> list[RunRecord]:
         """Return the records of cells, of which those that are not recorded share new processes."""
@@ -98,15 +100,16 @@ class CellBench:
             for record in supervisor.measure(cells, number, False, True, lambda *_: None):
                 yield self.journal.append(record)
 
-    def check(self, config: RunConfig) -> Check:
+    def check(self, cell: Cell) -> Check:
+        assert isinstance(cell, RunConfig)
         if self.keep == "strict":
-            if config.subject is not Subject.STEP:
+            if cell.subject is not Subject.STEP:
                 return Check(False, "not checked: the gradients of your own workload are unknown")
-            judged, start = self._together([_errors(config), _errors(self.start)])
+            judged, start = self._together([_errors(cell), _errors(self.start)])
             return numerics.strict(judged, start)
         seeds = [replace(self.start, seed=self.start.seed + n) for n in range(SEEDS)]
         start, *others = self._together([*map(self._trained, seeds)])
-        return numerics.training(self.measure(self._trained(config), 0), start, others)
+        return numerics.training(self.measure(self._trained(cell), 0), start, others)
 
     def _trained(self, config: RunConfig) -> RunConfig:
         """Return the cell that trains as this one does: for the built-in model one that keeps its losses."""

@@ -20,11 +20,35 @@ HOST_BOUND = 0.9  # share of the step that the host takes to submit it; above it
 
 
 @dataclass(frozen=True)
+class ScriptPlan:
+    """Unedited script with levers applied from outside, or a patched copy of it.
+
+    Attributes:
+        levers: their names, in the order in which they were kept.
+        seed: what is added to every seed that the script sets.
+        is_patched: whether the script is the copy with the diff, instead of the original with hooks.
+    """
+
+    levers: tuple[str, ...] = ()
+    seed: int = 0
+    is_patched: bool = False
+
+
+Cell = RunConfig | ScriptPlan
+
+
+def batch_of(cell: Cell) -> int:
+    """Return the batch, by which steps are compared per token; that of a script never changes."""
+    return cell.batch_size if isinstance(cell, RunConfig) else 1
+
+
+@dataclass(frozen=True)
 class Situation:
     """Present state of a search, which levers judge.
 
     Attributes:
-        config: the best cell so far.
+        cell: the best cell or plan of a script so far.
+        source: the text of the script; "" for a cell.
         environment: the machine.
         history: one record of each kept cell, the best one's last; empty before the first measurement.
         goal: "time" or "memory".
@@ -32,12 +56,19 @@ class Situation:
         changes_batch: whether a lever may change the batch.
     """
 
-    config: RunConfig
+    cell: Cell
     environment: Environment
     history: tuple[RunRecord, ...] = ()
     goal: str = "time"
     memory_bytes: int | None = None
     changes_batch: bool = False
+    source: str = ""
+
+    @property
+    def config(self) -> RunConfig:
+        """Best cell, where it is one."""
+        assert isinstance(self.cell, RunConfig)
+        return self.cell
 
     @property
     def on_gpu(self) -> bool:
@@ -95,7 +126,7 @@ class Situation:
 
     def forecast(self, **changes: Any) -> Expected | None:
         """Return the peak memory with these fields changed, by formula; None where no formula is valid."""
-        if self.peak_bytes is None:
+        if self.peak_bytes is None or not isinstance(self.cell, RunConfig):
             return None
         peak = Forecast(self.config, self.peak_bytes).peak(**changes)
         return None if peak is None else Expected(peak.value, peak.low, peak.high, "forecast")
@@ -130,42 +161,63 @@ NotHere = str  # reason why a lever does not apply
 
 
 @dataclass(frozen=True)
+class ScriptChange:
+    """Way to apply a lever to a script that is not edited.
+
+    Attributes:
+        what: the change in words: "TF32 in matrix products".
+        unfit: returns why it does not apply to a script, or None.
+        environment: variables of the script's process.
+        hook: changes PyTorch in the script's process, right after its import; None where the variables are enough.
+        patch: returns the text of a script with the change written into it; None where it does not find the place.
+    """
+
+    what: str
+    unfit: Callable[[Situation], NotHere | None]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    hook: Callable[[], object] | None = None
+    patch: Callable[[str], str | None] | None = None
+
+
+@dataclass(frozen=True)
 class Lever:
     """Change that may make a step faster or smaller.
 
     Attributes:
         numbers: what it may change in the numbers, in words; "" for nothing, so that nothing is checked.
-        options: returns the ways to apply it to a cell, or the reason why there is none.
+        options: returns the ways to apply it to a cell, or the reason why there is none; None for a lever of scripts.
         lines: what to write in a program of one's own.
         usual: share of the step that it usually saves, by profiles/training_step. It only orders options without an
             expectation, and is never shown.
+        script: how it is applied to a script; None for a lever of cells.
     """
 
     numbers: str
-    options: Callable[[Situation], Sequence[Option] | NotHere]
+    options: Callable[[Situation], Sequence[Option] | NotHere] | None
     lines: str
     usual: float = 0.05
+    script: ScriptChange | None = None
 
 
 @dataclass(frozen=True)
 class Proposal:
     """Option of a lever, as a cell to measure beside the best one.
 
-    times: the batch of the cell over that of the best one.
+    Attributes:
+        words: the options that carry it out: `precision bf16`.
+        fields: the changed fields of a cell.
+        numbers: see `Lever`.
+        times: the batch of the cell over that of the best one.
     """
 
     lever: str
-    config: RunConfig
-    fields: Mapping[str, Any] = field(compare=False)
-    expected: Expected | None = field(compare=False)
-    usual: float = field(compare=False)
-    times: float = field(compare=False, default=1.0)
-
-    @property
-    def words(self) -> str:
-        """The options that carry it out: `precision bf16`."""
-        named = (FIELDS[name] for name in self.fields)
-        return ", ".join(f"{each.option.removeprefix('--')} {each.text(self.fields[each.name])}" for each in named)
+    cell: Cell
+    words: str
+    numbers: str
+    usual: float
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    expected: Expected | None = None
+    times: float = 1.0
 
     @property
     def key(self) -> tuple[str, str]:
@@ -183,19 +235,44 @@ def all_levers() -> dict[str, Lever]:
 
 def proposals(situation: Situation, levers: Mapping[str, Lever]) -> Iterator[Proposal | tuple[str, NotHere]]:
     """Yield the options of all levers, and (lever, reason) for a lever that has none here."""
+    of_one = _of_cell if isinstance(situation.cell, RunConfig) else _of_script
     for name, lever in levers.items():
-        found = lever.options(situation)
-        if isinstance(found, str):
-            yield name, found
+        yield from of_one(situation, name, lever)
+
+
+def _of_cell(situation: Situation, name: str, lever: Lever) -> Iterator[Proposal | tuple[str, NotHere]]:
+    found = lever.options(situation) if lever.options else "it is a lever of scripts"
+    if isinstance(found, str):
+        yield name, found
+        return
+    for option in found:
+        try:
+            config = replace(situation.config, **option.fields)
+        except ConfigError as error:
+            yield name, str(error)
             continue
-        for option in found:
-            try:
-                config = replace(situation.config, **option.fields)
-            except ConfigError as error:
-                yield name, str(error)
-            else:
-                times = config.batch_size / situation.config.batch_size
-                yield Proposal(name, config, option.fields, option.expected, lever.usual, times)
+        times = config.batch_size / situation.config.batch_size
+        yield Proposal(
+            name, config, _words(option.fields), lever.numbers, lever.usual, option.fields, option.expected, times
+        )
+
+
+def _words(fields: Mapping[str, Any]) -> str:
+    named = (FIELDS[name] for name in fields)
+    return ", ".join(f"{each.option.removeprefix('--')} {each.text(fields[each.name])}" for each in named)
+
+
+def _of_script(situation: Situation, name: str, lever: Lever) -> Iterator[Proposal | tuple[str, NotHere]]:
+    assert isinstance(situation.cell, ScriptPlan)
+    if name in situation.cell.levers:
+        return
+    if lever.script is None:
+        yield name, "it cannot be applied to a script from outside"
+    elif reason := lever.script.unfit(situation):
+        yield name, reason
+    else:
+        plan = replace(situation.cell, levers=(*situation.cell.levers, name))
+        yield Proposal(name, plan, lever.script.what, lever.numbers, lever.usual)
 
 
 def only_built_in(situation: Situation) -> str | None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from cs_systems.analysis.comparison.loop_findings import OUTCOME
 from cs_systems.analysis.comparison.precision import PRECISION_ERROR, TRAINING_CURVE
 from cs_systems.core.tables import first_row
 from cs_systems.record import RunRecord
@@ -44,9 +45,8 @@ def training(candidate: RunRecord, start: RunRecord, seeds: Sequence[RunRecord])
     apart, spread = _apart(curve, base), max(_apart(other, base) for other in others)
     at_end = abs(_tail(curve) - _tail(base))
     end_spread = max(abs(_tail(other) - _tail(base)) for other in others)
-    words = (
-        f"losses of {len(curve)} steps differ by at most {apart:.2g}, those of {len(others) + 1} seeds by {spread:.2g}"
-    )
+    what = f"losses of {len(curve)} steps" if TRAINING_CURVE.of(candidate.results) else "losses"
+    words = f"{what} differ by at most {apart:.2g}, those of {len(others) + 1} seeds by {spread:.2g}"
     if apart <= spread and at_end <= max(end_spread, spread):
         return Check(True, words)
     return Check(False, words)
@@ -68,9 +68,12 @@ def strict(candidate: RunRecord, start: RunRecord) -> Check:
 
 
 def losses(record: RunRecord) -> list[float]:
-    """Return the losses of a training curve, or of another workload the loss of its last step."""
+    """Return the losses of a training curve; of a loop the first and last ones; of others that of the last step."""
     if rows := TRAINING_CURVE.of(record.results):
         return [row["loss"] for row in rows]
+    if outcome := OUTCOME.of(record.results):  # of a recorded loop
+        early, late = outcome[0]["early_loss"], outcome[0]["late_loss"]
+        return [early, late] if early is not None and late is not None else []
     ran: Mapping[str, float | None] = first_row(record.results, "ran")
     loss = ran.get("loss")
     return [] if loss is None else [loss]

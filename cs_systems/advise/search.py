@@ -14,9 +14,8 @@ from typing import Protocol
 
 from cs_systems.advise.answer import Answer, TrialRow
 from cs_systems.advise.judge import JUDGES, LEAST_GAIN, MOST_PAIRS, Judgement, peak_bytes
-from cs_systems.advise.lever import Lever, Proposal, Situation, proposals
+from cs_systems.advise.lever import Cell, Lever, Proposal, Situation, batch_of, proposals
 from cs_systems.advise.numerics import UNCHECKED, Check
-from cs_systems.config import RunConfig
 from cs_systems.core.units import human
 from cs_systems.record import RunRecord
 
@@ -27,10 +26,10 @@ PROCESSES = 3  # of a trial and the check of its numbers, at least
 class Bench(Protocol):
     """Place where cells are measured."""
 
-    def measure(self, config: RunConfig, number: int) -> RunRecord:
+    def measure(self, cell: Cell, number: int) -> RunRecord:
         """Return the record of the cell's process with this number, which is measured unless it is recorded."""
 
-    def check(self, config: RunConfig) -> Check:
+    def check(self, cell: Cell) -> Check:
         """Return what the cell changes in the numbers of the start."""
 
     def left_s(self) -> float:
@@ -60,16 +59,16 @@ class Search:
     rows: list[TrialRow] = field(default_factory=list)
     _tried: set[tuple[str, str]] = field(default_factory=set)
     _kept: set[str] = field(default_factory=set)
-    _numbers: Counter[RunConfig] = field(default_factory=Counter)
-    _latest: RunRecord | None = None
+    _numbers: Counter[Cell] = field(default_factory=Counter)
+    _latest: tuple[Cell, RunRecord] | None = None
     _whole: Judgement | None = None
 
     def __post_init__(self) -> None:
-        self.start = self.situation.config
+        self.start = self.situation.cell
 
     @property
-    def best(self) -> RunConfig:
-        return self.situation.config
+    def best(self) -> Cell:
+        return self.situation.cell
 
     def run(self) -> None:
         """Try options until none is left, or the time is over. Raises Nothing."""
@@ -103,7 +102,7 @@ class Search:
         if option.expected is None:
             return option.key not in self._tried
         least = AGAIN if option.key in self._tried or option.lever in self._kept else LEAST_GAIN
-        return option.gain(now) > least and (option.lever, str(option.config)) not in self._tried
+        return option.gain(now) > least and (option.lever, str(option.cell)) not in self._tried
 
     def _fits(self, option: Proposal) -> str | None:
         """Return why the expected peak is too large; None if it is not, or unknown."""
@@ -118,7 +117,7 @@ class Search:
         assert now is not None
         expected = f", expected {human(option.expected.value, self._unit)}" if option.expected else ""
         self.say(f"trying {option.lever}: {option.words}{expected}, now {human(now, self._unit)}")
-        self._tried |= {option.key, (option.lever, str(option.config))}
+        self._tried |= {option.key, (option.lever, str(option.cell))}
         before, records = sum(self._numbers.values()), list[RunRecord]()
         status, reason, found, check = self._judged(option, records)
         row = _row(option.lever, option.words, status, reason)
@@ -137,12 +136,12 @@ class Search:
         if status == "kept":
             self._kept.add(option.lever)
             history = (*self.situation.history, records[0])
-            self.situation = replace(self.situation, config=option.config, history=history)
+            self.situation = replace(self.situation, cell=option.cell, history=history)
 
     def _judged(self, option: Proposal, records: list[RunRecord]) -> tuple[str, str, Judgement | None, Check]:
         """Return (status, reason, judgement, check of the numbers); fill the records of the candidate."""
         found: Judgement | None = None
-        for answer in self._pairs(self.best, option.config, records):
+        for answer in self._pairs(self.best, option.cell, records):
             if isinstance(answer, str):
                 return "failed", answer, None, UNCHECKED
             found = answer
@@ -152,23 +151,23 @@ class Search:
         if not found.is_gain:
             open_ = f"no gain shown by {MOST_PAIRS} pairs of processes"
             return "rejected", open_ if found.is_gain is None else "no gain", found, UNCHECKED
-        check = self.bench.check(option.config) if self.levers[option.lever].numbers else UNCHECKED
+        check = self.bench.check(option.cell) if option.numbers else UNCHECKED
         if check.passed:
             return "kept", "", found, check
         return "rejected", "the numbers change too much", found, check
 
-    def _pairs(self, base: RunConfig, config: RunConfig, records: list[RunRecord]) -> Iterator[Judgement | str]:
+    def _pairs(self, base: Cell, cell: Cell, records: list[RunRecord]) -> Iterator[Judgement | str]:
         """Yield the judgement of a cell beside another after each pair of processes, or why there is none.
 
         records: those of the cell, filled by this.
         """
         of_base: list[RunRecord] = []
-        times = config.batch_size / base.batch_size
+        times = batch_of(cell) / batch_of(base)
         for pair in range(MOST_PAIRS):
-            turns = [(base, of_base), (config, records)]
+            turns = [(base, of_base), (cell, records)]
             for one, found in turns if pair % 2 == 0 else reversed(turns):
-                latest = self._latest if pair == 0 and found is of_base else None
-                record = latest if latest and latest.run_config == base else self._measure(one)
+                is_fresh = pair == 0 and self._latest is not None and self._latest[0] == one == base
+                record = self._latest[1] if is_fresh and self._latest else self._measure(one)
                 if record.measurement is None or not record.is_timing:
                     yield _why(record)
                     return
@@ -179,19 +178,25 @@ class Search:
             yield JUDGES[self.situation.goal](of_base, records, times)
 
     def _prove(self) -> None:
-        """Measure the start and the best cell again beside each other, as in a trial."""
+        """Measure the start and the best cell again beside each other."""
         self.say("measuring the start again, beside the best")
-        for found in self._pairs(self.start, self.best, []):
-            if isinstance(found, str):
-                return
-            self._whole = found
-            if found.is_gain is not None:
-                return
+        self._whole = self.beside_start(self.best)
 
-    def _measure(self, config: RunConfig) -> RunRecord:
-        record = self.bench.measure(config, self._numbers[config])
-        self._numbers[config] += 1
-        self._latest = record
+    def beside_start(self, cell: Cell) -> Judgement | None:
+        """Return the judgement of a cell beside the start, measured as in a trial; None if one of them fails."""
+        whole = None
+        for found in self._pairs(self.start, cell, []):
+            if isinstance(found, str):
+                return None
+            whole = found
+            if found.is_gain is not None:
+                break
+        return whole
+
+    def _measure(self, cell: Cell) -> RunRecord:
+        record = self.bench.measure(cell, self._numbers[cell])
+        self._numbers[cell] += 1
+        self._latest = cell, record
         return record
 
     def _now(self, record: RunRecord) -> float | None:

@@ -51,14 +51,15 @@ class Interrupted(KeyboardInterrupt):
     def command(self, words: Sequence[str]) -> str:
         """Return the command that goes on, given the words of the one that was interrupted."""
         kept, skip = list[str](), False
-        for word in words:
+        end = words.index("--") if "--" in words else len(words)
+        for word in words[:end]:
             if skip or word == "--fresh" or word.startswith("--out="):
                 skip = False
             elif word == "--out":
                 skip = True
             else:
                 kept.append(word)
-        return command_line("cs-systems", *kept, "--out", self.folder)
+        return command_line("cs-systems", *kept, "--out", self.folder, *words[end:])
 
 
 ROOM_FOR_ASCII = 2  # a line may become longer when an arrow is written as ->

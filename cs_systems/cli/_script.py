@@ -75,12 +75,17 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
     """Run the script with the recorder's options, and leave its records."""
     _restore_streams(options.pop("streams", ()))
     handover = options.pop("handover", None)
+    levers, seed = options.pop("levers", ()), options.pop("seed", 0)  # of a trial of advise
     recorders: list[Any] = []
     children = Children()
 
     def begin() -> None:
         from cs_systems.measure.recorder.unedited import ScriptRecorder
 
+        if levers or seed:
+            from cs_systems.advise import in_script
+
+            in_script.apply(levers, seed)
         children.watch()
         recorders.append(ScriptRecorder(**options, waits_for_nsys=handover is not None))
 

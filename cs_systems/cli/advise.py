@@ -3,6 +3,8 @@
 Begins with one cell, such as `--size small --context-length 512`, or your own, `--workload mine.py:factory`. Each
 option is measured in fresh processes beside the best cell so far. The answer has each kept lever with its expected and
 its measured step, why others were not kept, and the command of the best cell.
+
+`advise -- train.py ARGS` tries the levers of an unedited script, applied from outside, and prints the diff.
 """
 
 from __future__ import annotations
@@ -10,13 +12,11 @@ from __future__ import annotations
 import json
 import re
 import sys
-import textwrap
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from tyro.conf import arg
+from tyro.conf import Positional, arg
 
 from cs_systems.cli._options import (
     Int,
@@ -28,27 +28,31 @@ from cs_systems.cli._options import (
     Steps,
     Workloads,
     flag,
+    given,
     one_name,
     optional,
     parse_bytes,
+    refuse,
 )
 from cs_systems.config import ConfigError, RunConfig, describe, one_of
 from cs_systems.core import plugins
-from cs_systems.core.printable import labelled_command, plain, visible
-from cs_systems.core.units import counted, human
+from cs_systems.core.printable import labelled_command, visible
+from cs_systems.core.units import counted
 
 if TYPE_CHECKING:
     from cs_systems.advise.answer import Answer
-    from cs_systems.advise.lever import Lever, Situation
 
 GOALS, KEEPS = ("time", "memory"), ("training", "strict")
+OF_SCRIPTS = ("warmup", "steps")  # options of a measurement that apply to a script too
 UNITS_S = {"s": 1, "m": 60, "h": 3600}
-ADVICE = "advice.json"
-RECORD_BYTES = 20_000  # of a process, at most
 
 
 @dataclass(frozen=True)
 class Advise:
+    script: Annotated[
+        Positional[tuple[str, ...]],
+        arg(metavar="-- SCRIPT ...", help="a script of your own with its arguments", help_behavior_hint="(optional)"),
+    ] = ()
     goal: Annotated[str, one_name("goal", GOALS), arg(help="what to reduce: time of a step, or its peak memory")] = (
         "time"
     )
@@ -67,6 +71,7 @@ class Advise:
         False
     )
     train_steps: Annotated[Int, arg(help="steps of the loss curves")] = 40
+    apply_patch: Annotated[bool, flag("try the diff of a script in a copy of the current folder")] = False
     dry_run: Annotated[bool, flag("print the options that would be tried, and run nothing")] = False
     out: Annotated[
         MaybePath,
@@ -84,13 +89,31 @@ ARGS = Advise
 
 def run(args: Advise) -> int:
     """Run the search; return 0, also if nothing was kept, 3 if the start cannot be measured."""
-    start, budget_s = _start(args), _seconds(args.budget)
+    budget_s = _seconds(args.budget)
+    for name in args.levers:
+        one_of("lever", name, plugins.names("levers"))
+    if args.script:
+        from cs_systems.cli._advise_script import Asked, searched
+
+        _check_script_options(args)
+        steps = args.steps.warmup, args.steps.steps
+        asked = Asked(args.script, args.levers, *steps, args.budget, budget_s, args.out, args.dry_run, args.apply_patch)
+        return searched(asked)
+    refuse(["apply_patch"] * args.apply_patch, "--apply-patch requires a script after --")
+    start = _start(args)
     limit_bytes = parse_bytes(args.memory, "--memory") if args.memory else None
     if args.train_steps < 10:
         raise ConfigError(f"--train-steps is {args.train_steps}; it must be at least 10")
-    for name in args.levers:
-        one_of("lever", name, plugins.names("levers"))
     return _search(args, start, budget_s, limit_bytes)
+
+
+def _check_script_options(args: Advise) -> None:
+    """Raise ConfigError for options that have no effect on a script."""
+    defaults = Advise()
+    of_steps = [name for name in given(args.steps, defaults.steps) if name not in OF_SCRIPTS]
+    refuse([*given(args.cells), *given(args.step), *of_steps], "the script decides what is trained, and where")
+    others = ("goal", "keep", "memory", "change_batch", "fresh", "record_host")
+    refuse([name for name in others if getattr(args, name) != getattr(defaults, name)], "a script has no such option")
 
 
 def _start(args: Advise) -> RunConfig:
@@ -114,6 +137,7 @@ def _search(args: Advise, start: RunConfig, budget_s: float, limit_bytes: int | 
     from cs_systems.advise.cells import CellBench, machine
     from cs_systems.advise.lever import Situation, all_levers
     from cs_systems.advise.search import Nothing, Search
+    from cs_systems.cli._advice import announce, say
     from cs_systems.cli._options import Sweep
     from cs_systems.cli._output import Interrupted
     from cs_systems.cli._sweep import EXIT_NOTHING
@@ -125,17 +149,17 @@ def _search(args: Advise, start: RunConfig, budget_s: float, limit_bytes: int | 
     limit_bytes = limit_bytes or environment.device_memory_bytes
     situation = Situation(start, environment, goal=args.goal, memory_bytes=limit_bytes, changes_batch=args.change_batch)
     levers = {name: lever for name, lever in all_levers().items() if name in (args.levers or all_levers())}
-    _announce(situation, levers, args)
+    announce(situation, levers, args.budget, describe(start))
     if args.dry_run:
         return 0
     folder = Sweep(out=args.out).claim("advise")
     journal = Journal.prepare(folder, fresh=args.fresh, record_host=args.record_host)
     bench = CellBench(journal, start, args.keep, args.train_steps, budget_s)
-    search = Search(situation, levers, bench, _say)
+    search = Search(situation, levers, bench, say)
     with bench.opened():
         bench.resume(environment)
         if bench.recorded:
-            _say(f"{counted(bench.recorded, 'process', 'processes')} recorded before will not be measured again")
+            say(f"{counted(bench.recorded, 'process', 'processes')} recorded before will not be measured again")
         try:
             search.run()
         except KeyboardInterrupt:
@@ -148,60 +172,18 @@ def _search(args: Advise, start: RunConfig, budget_s: float, limit_bytes: int | 
     return 0
 
 
-def _say(line: str) -> None:
-    print(plain(line) if not line.startswith(" ") else "  " + plain(line), file=sys.stderr, flush=True)
-
-
-def _announce(situation: Situation, levers: Mapping[str, Lever], args: Advise) -> None:
-    """Say what will be tried, how long it may take, and what it leaves on the disk."""
-    from cs_systems.advise.search import planned
-
-    options = [f"{one.lever} ({one.words})" for one in planned(situation, levers)]
-    _say(f"start: {describe(situation.config)} on {situation.environment.device_name}")
-    _say(f"to try: {'; '.join(options) or 'nothing'}")
-    _say(
-        f"at most {args.budget}, each option 1 to 6 processes; later options follow from those that are kept; "
-        f"about {human(RECORD_BYTES, 'bytes')} of records per process"
-    )
-
-
 def _deliver(answer: Answer, folder: Path) -> None:
     """Write the answer into the folder, for other programs, and print it."""
-    from cs_systems.report.files import write_file
-
-    write_file(folder / ADVICE, json.dumps(answer.to_dict(), indent=1).encode())
-    _print(answer, folder)
-
-
-def _print(answer: Answer, folder: Path) -> None:
-    """Print the answer: the result, the waterfall, what was not kept, the numbers, and the command of the best cell."""
-    from cs_systems.advise.answer import OTHERS, WATERFALL, command_words
-    from cs_systems.cli._output import print_table, terminal_width
+    from cs_systems.advise.answer import command_words
+    from cs_systems.cli._advice import ADVICE, print_answer
+    from cs_systems.cli._output import terminal_width
     from cs_systems.record import records_path
+    from cs_systems.report.files import write_file
     from cs_systems.report.tables.formats import text_width
 
+    write_file(folder / ADVICE, json.dumps(answer.to_dict(), indent=1).encode())
+    print_answer(answer)
     width = text_width(terminal_width())
-    for sentence in answer.sentences():
-        print(textwrap.fill(plain(sentence), width, break_on_hyphens=False))
-    print()
-    if answer.waterfall:
-        print_table(WATERFALL[answer.goal], answer.waterfall)
-    if answer.others:
-        print_table(OTHERS, answer.others)
-    for line in _lines(answer):
-        print(textwrap.fill(plain(line), width, subsequent_indent="  ", break_on_hyphens=False))
+    assert isinstance(answer.best, RunConfig)
     print(labelled_command("best:", command_words(answer.best), width))
     print(visible(f"records: {records_path(folder)}"))
-
-
-def _lines(answer: Answer) -> Iterator[str]:
-    """Yield what each kept lever changed in the numbers, how to write it in a program, and what does not apply."""
-    from cs_systems.advise.lever import all_levers
-
-    levers = all_levers()
-    for row in answer.kept:
-        lever = levers[row["lever"]]
-        saw = f"; {row['numbers']}" if row["numbers"] else ""
-        yield f"{row['lever']}: {lever.numbers or 'changes no number'}{saw}; in your own program: {lever.lines}"
-    if answer.unfit:
-        yield f"does not apply: {'; '.join(answer.unfit)}"

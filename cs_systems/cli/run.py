@@ -69,14 +69,9 @@ ARGS = Run
 def run(args: Run) -> int:
     """Replace this process by the script's; with nsys, wait for it."""
     words = list(args.script)
-    if not words or not words[0] or words == ["-m"]:
-        raise ConfigError("no script is given; write it after --, as in cs-systems run -- train.py --lr 1e-3")
-    if reason := _no_module(words[1]) if words[0] == "-m" else _no_script(words):
-        raise ConfigError(reason)
+    check_script(words)
     first, last = parse_steps(args.steps)
-    script, *arguments = words[1:] if words[0] == "-m" else [Path(words[0]).stem, *words[1:]]
-    # Runs with other arguments are other cells: they are no repeats of each other.
-    title = "".join(c if c.isprintable() and c != ":" else "_" for c in shlex.join([script, *arguments]))
+    script, title = titles(words)
     name = title if args.name is None else short_name("--name", args.name)
     out = args.out or Path("runs") / script
     profile, snapshot = _profilers(args)
@@ -95,6 +90,20 @@ def run(args: Run) -> int:
         if profile == "nsys" and is_first_rank()
         else _become(script_command(options, words))
     )
+
+
+def check_script(words: Sequence[str]) -> None:
+    """Raise ConfigError for words that name no script of Python."""
+    if not words or not words[0] or [*words] == ["-m"]:
+        raise ConfigError("no script is given; write it after --, as in cs-systems run -- train.py --lr 1e-3")
+    if reason := _no_module(words[1]) if words[0] == "-m" else _no_script(words):
+        raise ConfigError(reason)
+
+
+def titles(words: Sequence[str]) -> tuple[str, str]:
+    """Return (the script's name, the name of its loop: runs with other arguments are other cells, and no repeats)."""
+    script, *arguments = words[1:] if words[0] == "-m" else [Path(words[0]).stem, *words[1:]]
+    return script, "".join(c if c.isprintable() and c != ":" else "_" for c in shlex.join([script, *arguments]))
 
 
 def _no_script(words: Sequence[str]) -> str | None:

@@ -193,7 +193,7 @@ def test_every_lever_gives_valid_cells_or_a_reason(name: str, goal: str, environ
         situation = Situation(state, environment, goal=goal, memory_bytes=80 * GIB, changes_batch=True)
         for found in proposals(situation, {name: lever}):
             if isinstance(found, Proposal):
-                assert found.config != state
+                assert found.cell != state
                 assert found.words
             else:
                 assert found[1]

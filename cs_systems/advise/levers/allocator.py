@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cs_systems.advise.lever import Lever, Option, Situation
+from cs_systems.advise.lever import Lever, Option, ScriptChange, Situation
 
 
 def options(situation: Situation) -> Sequence[Option] | str:
@@ -20,4 +20,15 @@ def options(situation: Situation) -> Sequence[Option] | str:
     return [Option({"allocator": "expandable_segments"})]
 
 
-LEVER = Lever("", options, "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", 0.02)
+def unfit(situation: Situation) -> str | None:
+    return None if situation.on_gpu else "a CPU's memory is not cached by PyTorch"
+
+
+VARIABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+LEVER = Lever(
+    "",
+    options,
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    0.02,
+    ScriptChange("expandable segments of the allocator", unfit, VARIABLE),
+)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cs_systems.advise.lever import Lever, Option, Situation
+from cs_systems.advise.edits import before_optimizer
+from cs_systems.advise.lever import Lever, Option, ScriptChange, Situation
+from cs_systems.advise.levers._models import at_optimizer
 from cs_systems.core.fields import Subject
 
 
@@ -20,4 +22,18 @@ def options(situation: Situation) -> Sequence[Option] | str:
     return [Option(fields) for fields in found]
 
 
-LEVER = Lever("sums in another order inside of fused kernels", options, "model.compile()", 0.35)
+def unfit(situation: Situation) -> str | None:
+    return "the script compiles already" if "compile(" in situation.source else None
+
+
+def hook() -> None:
+    at_optimizer(lambda model: model.compile())
+
+
+LEVER = Lever(
+    "sums in another order inside of fused kernels",
+    options,
+    "model.compile()",
+    0.35,
+    ScriptChange("torch.compile of the model", unfit, hook=hook, patch=before_optimizer("{model}.compile()")),
+)

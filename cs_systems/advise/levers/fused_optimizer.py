@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from typing import Any
 
-from cs_systems.advise.lever import Lever, Option, Situation
+from cs_systems.advise.edits import calls, in_calls
+from cs_systems.advise.lever import Lever, Option, ScriptChange, Situation
 from cs_systems.config import Mode, RunConfig
 from cs_systems.core import plugins
 
@@ -22,4 +25,40 @@ def options(situation: Situation) -> Sequence[Option] | str:
     return [Option({"optimizer": "adamw_fused"})]
 
 
-LEVER = Lever("the order of a few operations in the update", options, "torch.optim.AdamW(…, fused=True)", 0.1)
+FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
+OTHERS = ("foreach", "capturable", "differentiable")
+
+
+def unfit(situation: Situation) -> str | None:
+    if "fused=" in situation.source:
+        return "the script sets fused itself"
+    return None if calls(situation.source, FUSED) else f"the script makes no {', '.join(FUSED)}"
+
+
+def hook() -> None:
+    import torch
+
+    for name in FUSED:
+        _fuse(getattr(torch.optim, name))
+
+
+def _fuse(cls: Any) -> None:
+    """Make fused=True the default of an optimizer of torch, unless another form of its update is asked for."""
+    made = cls.__init__
+
+    @functools.wraps(made)
+    def fused(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not {"fused", *OTHERS} & kwargs.keys():
+            kwargs["fused"] = True
+        made(self, *args, **kwargs)
+
+    cls.__init__ = fused
+
+
+LEVER = Lever(
+    "the order of a few operations in the update",
+    options,
+    "torch.optim.AdamW(…, fused=True)",
+    0.1,
+    ScriptChange("fused=True for the optimizer", unfit, hook=hook, patch=in_calls(FUSED, {"fused": "True"}, OTHERS)),
+)

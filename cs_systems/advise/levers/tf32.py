@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cs_systems.advise.lever import Lever, Option, Situation
+from cs_systems.advise.edits import after_imports
+from cs_systems.advise.lever import Lever, Option, ScriptChange, Situation
 from cs_systems.config import Precision
 from cs_systems.formulas.peaks import has_tensor_cores, lacks_bf16
 
@@ -20,4 +21,25 @@ def options(situation: Situation) -> Sequence[Option] | str:
     return [Option({"precision": Precision.TF32}, situation.after_experiment("products", "tf32"))]
 
 
-LEVER = Lever("rounds the operands of products to 10 bits", options, 'torch.set_float32_matmul_precision("high")', 0.3)
+def unfit(situation: Situation) -> str | None:
+    if not situation.on_gpu:
+        return "a CPU has no TF32"
+    if "set_float32_matmul_precision" in situation.source or "allow_tf32" in situation.source:
+        return "the script sets it itself"
+    return None
+
+
+def hook() -> None:
+    import torch
+
+    torch.set_float32_matmul_precision("high")
+
+
+LINE = 'torch.set_float32_matmul_precision("high")'
+LEVER = Lever(
+    "rounds the operands of products to 10 bits",
+    options,
+    LINE,
+    0.3,
+    ScriptChange("TF32 in matrix products", unfit, hook=hook, patch=after_imports(LINE, needs="torch")),
+)

@@ -1,0 +1,29 @@
+"""cuDNN tries its convolution kernels in the first steps and keeps the fastest, for inputs of one size."""
+
+from __future__ import annotations
+
+from cs_systems.advise.edits import after_imports
+from cs_systems.advise.lever import Lever, ScriptChange, Situation
+
+LINE = "torch.backends.cudnn.benchmark = True"
+
+
+def unfit(situation: Situation) -> str | None:
+    if not situation.on_gpu:
+        return "a CPU has no cuDNN"
+    return "the script sets it itself" if "cudnn.benchmark" in situation.source else None
+
+
+def hook() -> None:
+    import torch
+
+    torch.backends.cudnn.benchmark = True
+
+
+LEVER = Lever(
+    "sums in another order inside of convolutions",
+    None,
+    LINE,
+    0.03,
+    ScriptChange("cuDNN's own choice of kernels", unfit, hook=hook, patch=after_imports(LINE, needs="torch")),
+)

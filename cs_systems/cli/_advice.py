@@ -1,0 +1,67 @@
+"""Output of advise, for cells and for scripts: what will be tried, progress, and the answer."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from cs_systems.core.printable import plain
+from cs_systems.core.units import human
+
+if TYPE_CHECKING:
+    from cs_systems.advise.answer import Answer
+    from cs_systems.advise.lever import Lever, Situation
+
+ADVICE = "advice.json"
+RECORD_BYTES = 20_000  # of a process, at most
+
+
+def say(line: str) -> None:
+    """Print a line of progress to standard error."""
+    print(plain(line) if not line.startswith(" ") else "  " + plain(line), file=sys.stderr, flush=True)
+
+
+def announce(situation: Situation, levers: Mapping[str, Lever], budget: str, start: str) -> None:
+    """Say what will be tried, how long it may take, and what it leaves on the disk."""
+    from cs_systems.advise.search import planned
+
+    options = [f"{one.lever} ({one.words})" for one in planned(situation, levers)]
+    say(f"start: {start} on {situation.environment.device_name}")
+    say(f"to try: {'; '.join(options) or 'nothing'}")
+    say(
+        f"at most {budget}, each option 1 to 6 processes; later options follow from those that are kept; "
+        f"about {human(RECORD_BYTES, 'bytes')} of records per process"
+    )
+
+
+def print_answer(answer: Answer) -> None:
+    """Print the result, the waterfall, what was not kept, and what the check of the numbers saw."""
+    from cs_systems.advise.answer import OTHERS, WATERFALL
+    from cs_systems.cli._output import print_table, terminal_width
+    from cs_systems.report.tables.formats import text_width
+
+    width = text_width(terminal_width())
+    for sentence in answer.sentences():
+        print(textwrap.fill(plain(sentence), width, break_on_hyphens=False))
+    print()
+    if answer.waterfall:
+        print_table(WATERFALL[answer.goal], answer.waterfall)
+    if answer.others:
+        print_table(OTHERS, answer.others)
+    for line in _lines(answer):
+        print(textwrap.fill(plain(line), width, subsequent_indent="  ", break_on_hyphens=False))
+
+
+def _lines(answer: Answer) -> Iterator[str]:
+    """Yield what each kept lever changed in the numbers, how to write it in a program, and what does not apply."""
+    from cs_systems.advise.lever import all_levers
+
+    levers = all_levers()
+    for row in answer.kept:
+        lever = levers[row["lever"]]
+        saw = f"; {row['numbers']}" if row["numbers"] else ""
+        yield f"{row['lever']}: {lever.numbers or 'changes no number'}{saw}; in your own program: {lever.lines}"
+    if answer.unfit:
+        yield f"does not apply: {'; '.join(answer.unfit)}"

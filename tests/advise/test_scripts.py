@@ -1,0 +1,178 @@
+"""Levers of unedited scripts: edits of their text, hooks in their process, and a search with its diff."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cs_systems.advise import edits
+from cs_systems.advise.lever import ScriptPlan, Situation, all_levers, proposals
+from cs_systems.advise.scripts import ScriptBench, diff
+from cs_systems.cli import main
+from cs_systems.measure.runtime.program import script_command
+from tests.advise.test_search import CPU, GPU
+
+SCRIPT = '''"""Training as it is often written first."""
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+data = DataLoader(
+    TensorDataset(torch.randn(512, 8), torch.randint(4, (512,))),
+    batch_size=8,
+)
+model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+if True:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for _ in range(4):
+    for batch, target in data:
+        loss = nn.functional.cross_entropy(model(batch), target)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+print("trained to the end")
+'''
+
+
+def bench(tmp_path: Path) -> ScriptBench:
+    return ScriptBench(["train.py"], all_levers(), tmp_path, lambda options, words: [], {})
+
+
+def test_every_edit_gives_a_script_that_compiles_and_has_the_change(tmp_path: Path) -> None:
+    names = tuple(name for name, lever in all_levers().items() if lever.script and lever.script.patch)
+    text, missing = bench(tmp_path).patched(ScriptPlan(names), SCRIPT)
+    ast.parse(text)
+    assert missing == []
+    for line in (
+        'torch.set_float32_matmul_precision("high")\n',
+        "    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)\n",
+        "    model.compile()\n",
+        "    batch_size=8, num_workers=",
+        "optimizer.zero_grad(set_to_none=True)\n",
+        "import gc\n",
+        "gc.freeze()\n",
+    ):
+        assert line in text
+
+
+def test_edits_leave_calls_alone_that_decide_themselves() -> None:
+    edit = edits.in_calls(("AdamW",), {"fused": "True"}, ("foreach",))
+    assert edit("AdamW(p, foreach=True)\n") is None
+    assert edit("AdamW(p, **options)\n") is None
+    assert edit("AdamW()\n") == "AdamW(fused=True)\n"
+    assert edit("x = 'é', AdamW(p,)\n") == "x = 'é', AdamW(p, fused=True)\n"
+    assert edits.before_optimizer("{model}.compile()")("optimizer = AdamW(groups)\n") is None
+    assert edits.after_imports("gc.freeze()", needs="gc")("x = 1\n") is None
+
+
+def test_a_diff_can_be_applied(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("a = 1\nb = 2")
+    text = diff("train.py", "a = 1\nb = 2", "a = 1\nb = 3")
+    subprocess.run(["git", "apply", "-"], input=text.encode(), cwd=tmp_path, check=True)
+    assert (tmp_path / "train.py").read_text() == "a = 1\nb = 3"
+
+
+@pytest.mark.parametrize("environment", [GPU, CPU], ids=["gpu", "cpu"])
+def test_levers_of_a_script_apply_or_have_a_reason(environment: object) -> None:
+    situation = Situation(ScriptPlan(), environment, source=SCRIPT)  # type: ignore[arg-type]
+    found = [*proposals(situation, all_levers())]
+    reasons = {one[0]: one[1] for one in found if isinstance(one, tuple)}
+    applying = {one.lever for one in found if not isinstance(one, tuple)}
+    assert {"fused_optimizer", "data_loader", "compile", "zero_grad", "garbage_collection"} <= applying
+    assert reasons["channels_last"] == "the script names no model of images"
+    assert ("tf32" in applying) == (environment is GPU)
+    assert reasons["batch_size"] == "it cannot be applied to a script from outside"
+
+
+HOOKS = """
+import gc, torch
+from torch import nn
+from torch.utils.data import DataLoader
+from cs_systems.advise import in_script
+in_script.apply(["fused_optimizer", "data_loader", "zero_grad", "garbage_collection", "channels_last"], 5)
+model = nn.Sequential(nn.Conv2d(3, 4, 2), nn.Linear(4, 4))
+optimizer = torch.optim.AdamW(model.parameters())
+plain = torch.optim.SGD(model.parameters(), foreach=True)
+assert optimizer.defaults["fused"] is True and plain.defaults["fused"] is None
+assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+assert DataLoader(range(4)).num_workers > 0 and DataLoader(range(4), num_workers=0).num_workers == 0
+model[1].weight.grad = torch.ones(4, 4)
+optimizer.zero_grad(set_to_none=False)
+assert model[1].weight.grad is None
+assert gc.get_threshold() != (700, 10, 10)
+torch.manual_seed(1)
+first = torch.rand(1)
+torch.random.default_generator.manual_seed(6)
+assert torch.equal(first, torch.rand(1))
+"""
+
+
+def test_hooks_change_what_the_script_makes() -> None:
+    subprocess.run([sys.executable, "-c", HOOKS], check=True)
+
+
+def test_a_process_records_the_script_with_a_lever_and_leaves_its_folder_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "train.py").write_text(SCRIPT)
+    monkeypatch.chdir(folder)
+    options = {"name": "train", "warmup": 2, "steps": 8, "stop": True}
+    made = ScriptBench(["train.py"], all_levers(), tmp_path / "out", script_command, options)
+    record = made.measure(ScriptPlan(("zero_grad",)), 0)
+    assert (record.status, len(record.measurement.timed if record.measurement else ())) == ("ok", 8)
+    assert "trained to the end" not in (tmp_path / "out" / "zero_grad-0" / "log.txt").read_text()
+    assert made.measure(ScriptPlan(("zero_grad",)), 0).key == record.key  # read again, not measured
+    assert [file.name for file in folder.iterdir()] == ["train.py"]
+    copy = tmp_path / "copy"
+    made.copied(Path("train.py"), SCRIPT.replace("lr=1e-3", "lr=1e-2"), copy)
+    assert "lr=1e-2" in (copy / "train.py").read_text()
+    assert (folder / "train.py").read_text() == SCRIPT
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_search_of_a_script_leaves_its_folder_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = tmp_path / "project", tmp_path / "out"
+    folder.mkdir()
+    (folder / "train.py").write_text(SCRIPT)
+    monkeypatch.chdir(folder)
+    words = ["--levers", "zero_grad", "--steps", "12", "--warmup", "2", "--budget", "10m", "--out", str(out)]
+    assert main(["advise", *words, "--", "train.py"]) == 0
+    printed = capsys.readouterr()
+    assert "to try: zero_grad (gradients set to None)" in printed.err
+    advice = json.loads((out / "advice.json").read_text())
+    (row,) = advice["trials"]
+    assert row["status"] in ("kept", "rejected"), row
+    assert ("set_to_none=True" in advice["diff"]) == (row["status"] == "kept")
+    assert [file.name for file in folder.iterdir()] == ["train.py"]
+    assert (folder / "train.py").read_text() == SCRIPT
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--size", "tiny", "--", "train.py"], "the script decides what is trained, and where; leave out --size"),
+        (["--goal", "memory", "--", "train.py"], "a script has no such option; leave out --goal"),
+        (["--", "-m", "json"], "advise takes a script, not a module"),
+        (["--", "missing.py"], "script 'missing.py' does not exist"),
+        (["--", "broken.py"], "broken.py cannot be read as Python"),
+        (["--apply-patch"], "--apply-patch requires a script after --"),
+    ],
+)
+def test_wrong_input_for_a_script_is_refused(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "broken.py").write_text("def (")
+    monkeypatch.chdir(tmp_path)
+    assert main(["advise", *words]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
