@@ -92,6 +92,7 @@ class Ran(TypedDict, total=False):
     l2: str
     launches_hidden: bool
     graph: str | None
+    before_backward_bytes: int | None  # of an attention call: inputs, output with its gradient, what forward keeps
     executed_d_head: int | None
     block_q: int | None
     block_k: int | None

@@ -17,7 +17,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional, TypeVar, get_args, g
 from tyro.conf import Positional, UseAppendAction, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
-from cs_systems.config import FIELDS, LEAVES, PRESETS, STEP_MODES, ConfigError, Mode, RunConfig, grid, one_of
+from cs_systems.config import (
+    FIELDS,
+    LEAVES,
+    PRESETS,
+    STEP_MODES,
+    AttentionShape,
+    ConfigError,
+    Mode,
+    RunConfig,
+    grid,
+    one_of,
+)
 from cs_systems.core import plugins
 from cs_systems.core.experiments import DEFAULT_S
 from cs_systems.core.fields import Declared, Subject, applies
@@ -386,6 +397,8 @@ class ModelCells:
         def __getattr__(self, name: str) -> Any: ...
 
     def configs(self, base: RunConfig, workloads: Workloads | None = None) -> list[RunConfig]:
+        if _is_call(workloads) and self.mode == (RunConfig.mode,) and "mode" not in given(self):
+            return replace(self, mode=(Mode.FORWARD_BACKWARD,)).configs(base, workloads)
         check_modes(self.mode, STEP_MODES)
         check_keep_graph(self.keep_graph, self.mode)
         if {*self.optimizer} != {RunConfig.optimizer} and Mode.TRAIN_STEP not in self.mode:
@@ -401,6 +414,11 @@ class ModelCells:
         axes = axes_of(self, Subject.STEP)
         axes = {"size": axes.pop("name"), **axes}
         axes.pop("compile_scope")  # only in cells that are compiled
+        if _is_call(workloads):
+            sizes = {attribute(each) for path, each in LEAVES.items() if path.startswith("model.")}
+            used = {attribute(LEAVES[f"model.{name}"]) for name in ("name", "d_model", "num_heads", "context_length")}
+            refuse(sizes.intersection(given(self)) - used, "--workload attention is one call, of heads and their size")
+            return [_call_of_a_layer(config) for config in grid(base, **axes)]
         if workloads is not None:
             base, axes = workloads.base(base), {"workload": workloads.workload, **axes}
         return self._scoped(self._with_recipes(grid(base, **axes)))
@@ -429,6 +447,21 @@ class ModelCells:
             _check_recipe(name, options, config)
             cells.append(replace(config, **options))
         return cells
+
+
+def _is_call(workloads: Workloads | None) -> bool:
+    return workloads is not None and workloads.workload == (Subject.ATTENTION,)
+
+
+def _call_of_a_layer(config: RunConfig) -> RunConfig:
+    """Return the causal attention call of one layer of a cell's model. Raises ConfigError for what it does not use."""
+    shape = AttentionShape(
+        config.batch_size, config.model.num_heads, config.tokens_per_sequence, config.model.d_head, causal=True
+    )
+    taken = {
+        name: getattr(config, name) for name, each in FIELDS.items() if name not in ("model", "batch_size", "seq_len")
+    }
+    return RunConfig(**taken | {"workload": Subject.ATTENTION, "shape": shape})
 
 
 def _check_recipe(name: str, options: Mapping[str, Any], config: RunConfig) -> None:

@@ -3,8 +3,8 @@
 The tables show hidden and exposed communication, waiting, bytes sent, and memory by component, beside the predictions
 by formula. The strategies are the files in `cs_systems/model/parallel`; `+` joins several.
 
---batch-size is for each rank: N ranks train on N times as many sequences. `single` on one rank is always measured too,
-as the baseline. Each cell is timed without a profiler, and profiled separately (--with).
+--batch-size is for each rank: N ranks train on N times as many sequences. --global-batch-size is for all of them.
+`single` on one rank is always measured too, with the batch of a rank, as the baseline. Each cell is timed without a profiler, and profiled separately (--with).
 """
 
 from __future__ import annotations
@@ -70,6 +70,9 @@ class Parallel:
         arg(help="names above, or path.py:name; joined by +: ddp_bucketed+zero1; options: ddp_flat:comm_dtype=bf16"),
     ] = DDP
     world_size: Annotated[Numbers, arg(help="number of ranks; if there are GPUs, each rank needs its own")] = (2,)
+    global_batch_size: Annotated[
+        MaybeInt, optional("INT", "sequences per step of all ranks together, in place of --batch-size")
+    ] = None
     bucket_size_mb: Annotated[
         Names,
         arg(help="bucket sizes in MiB, for strategies with buckets", help_behavior_hint="(default: the strategy's)"),
@@ -157,14 +160,37 @@ def cells(args: Parallel) -> list[RunConfig]:
         raise ConfigError(
             "--bucket-size-mb requires a strategy with buckets; add one to --strategy, such as ddp_bucketed"
         )
+    if args.global_batch_size is not None and "batch_size" in given(args.cells):
+        raise ConfigError(
+            "--batch-size is the batch of a rank, and --global-batch-size that of all ranks; leave out one of them"
+        )
     made: list[RunConfig] = []
     for base in args.cells.configs(args.steps.base(), args.step):
-        made.append(base)
-        made += [cell for name in args.strategy for cell in _of_strategy(base, name, args)]
+        on_ranks = [cell for name in args.strategy for cell in _of_strategy(base, name, args)]
+        if args.global_batch_size is not None:
+            on_ranks = [_of_global_batch(cell, args.global_batch_size) for cell in on_ranks]
+            sizes = [cell.batch_size for cell in on_ranks] or [args.global_batch_size]
+            made += [replace(base, batch_size=size) for size in sizes]
+        else:
+            made.append(base)
+        made += on_ranks
     made = list(dict.fromkeys(made))
     checked = _checked(made)
     profilers = [one_of("value of --with", name, WITH) for name in args.with_]
     return made + [_profiled(cell, name) for name in profilers for cell in made] + checked
+
+
+def _of_global_batch(cell: RunConfig, sequences: int) -> RunConfig:
+    """Return the cell with the share of a rank. Raises ConfigError if the ranks cannot share the sequences evenly."""
+    from cs_systems.formulas.rank_layout import data_ranks
+
+    ranks = data_ranks(cell.to_dict())
+    if sequences < ranks or sequences % ranks:
+        raise ConfigError(
+            f"--global-batch-size {sequences} cannot be divided among {ranks} ranks of {cell.strategy}; give a "
+            f"multiple of {ranks}"
+        )
+    return replace(cell, batch_size=sequences // ranks)
 
 
 def _checked(cells: Sequence[RunConfig]) -> list[RunConfig]:

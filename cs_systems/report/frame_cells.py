@@ -36,7 +36,7 @@ _FIELD_KINDS = {name: _KINDS.get(each.kind, TEXT) for name, each in FIELD_COLUMN
 _STEP_FIELDS = {
     name: _FIELD_KINDS[name] for name, each in FIELD_COLUMNS.items() if Subject.OWN in each.subjects and not each.always
 }
-_RAN = ("attention_version", "tokens", "executed_d_head", "block_q", "block_k", "resident")
+_RAN = ("attention_version", "tokens", "executed_d_head", "block_q", "block_k", "resident", "before_backward_bytes")
 # Columns of a record, equal in each of its rows; `record` is its position among the given records.
 CELL_COLUMNS: dict[str, str] = {
     "record": INTEGER,
@@ -62,6 +62,7 @@ CELL_COLUMNS: dict[str, str] = {
     "held": FLAG,
     "setup_s": REAL,
     "compile_s": REAL,
+    "before_backward_bytes": INTEGER,
     "peak_allocated_bytes": INTEGER,
     "peak_reserved_bytes": INTEGER,
     "predicted_peak_bytes": INTEGER,

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from cs_systems import run
 from cs_systems.cli import main
 from cs_systems.cli._options import Steps
 from cs_systems.cli.attention import AttentionCells
-from cs_systems.config import ConfigError, Mode, Precision, RunConfig
+from cs_systems.config import AttentionShape, ConfigError, Mode, Precision, RunConfig
 from cs_systems.record import read_records
 
 SMALL = ("--device", "cpu", "--batch", "1", "--heads", "2", "--d-head", "8", "--warmup", "1", "--steps", "3")
@@ -106,3 +107,26 @@ def test_attention_records_cells_and_prints_a_table(
     assert "executed" in printed
     assert f"records: {out / 'records.jsonl'}" in printed
     assert "sdpa_cudnn: torch has no CUDNN_ATTENTION kernel on the CPU" in error
+
+
+def test_memory_measures_the_attention_call_of_a_layer(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--workload", "attention", "--size", "tiny", "--context-length", "16", "32", "--dry-run"]
+    assert main(["memory", *words]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert [f"4×4×{length}×16 causal · naive · fp32 · forward-backward" in printed for length in (16, 32)] == [True] * 2
+    assert main(["memory", *words, "--num-layers", "3"]) == 2
+    assert "is one call, of heads and their size; leave out --num-layers" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["backward", "forward-backward"])
+def test_memory_before_backward_is_inputs_outputs_and_what_forward_keeps(mode: str) -> None:
+    shape = AttentionShape(batch=2, heads=4, seq=1024, d_head=64)
+    config = RunConfig(workload="attention", shape=shape, mode=mode, warmup=1, steps=2, device="cuda")  # type: ignore[arg-type]
+    record = run(config)
+    (found,) = record.frame()["before_backward_bytes"].unique()
+    tensor, weights = 4 * 2 * 4 * 1024 * 64, 4 * 2 * 4 * 1024**2
+    known = 5 * tensor + weights  # q, k, v, the output, its gradient, and the weights
+    assert known <= found <= known + 2 * tensor, (found, known)
+    assert record.measurement is not None
+    assert found < (record.measurement.peak_allocated_bytes or 0)

@@ -113,6 +113,18 @@ class Attention:
         element, algorithm = cost.COMPUTE_BYTES[self.config.precision], self.backend.algorithm(self.call)
         return cost.attention_cost(self.shape, self.config.mode, algorithm, element)
 
+    def _before_backward_bytes(self) -> int | None:
+        """Return the bytes of the call between forward and backward, by one more forward; None on a CPU.
+
+        That is the inputs, the output with its gradient, and what forward keeps for backward.
+        """
+        if not self.device.is_cuda or self._out_gradient is None:
+            return None
+        self._gradients = self._out = None
+        held = self.device.allocated_bytes()
+        self._forward()
+        return self.device.allocated_bytes() - held + sum(x.nbytes for x in (*self.problem.leaves, self._out_gradient))
+
     def tables(self) -> Tables:
         """Return the table `own_code` of a function of the user's own, compared with naive."""
         if self.backend is not None:
@@ -134,6 +146,7 @@ class Attention:
             "l2": self.config.l2,
             "launches_hidden": self.device.is_cuda,
             "graph": graph if self.config.mode is Mode.BACKWARD else None,
+            "before_backward_bytes": self._before_backward_bytes(),
             "executed_d_head": (algorithm.d_head or self.shape.d_head) if algorithm else None,
             "block_q": algorithm.block_q if algorithm else None,
             "block_k": algorithm.block_k if algorithm else None,

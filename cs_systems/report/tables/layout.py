@@ -38,9 +38,12 @@ LAYOUTS = {
     ),
     Subject.ATTENTION: Layout(
         first=("attention", "mode"),
-        measured=_names("range_s model_flops_per_s hardware_flops_per_s mfu peak_allocated_bytes note"),
+        measured=_names(
+            "range_s model_flops_per_s hardware_flops_per_s mfu before_backward_bytes peak_allocated_bytes note"
+        ),
         leaves=_names(
-            "forward.median_s backward.median_s hardware_flops_per_s mfu range_s peak_allocated_bytes model_flops_per_s"
+            "forward.median_s backward.median_s hardware_flops_per_s mfu range_s before_backward_bytes "
+            "peak_allocated_bytes model_flops_per_s"
         ),
     ),
     Subject.COLLECTIVE: Layout(
@@ -103,6 +106,7 @@ TITLES = {
     "busbw_bytes_per_s": "busbw",
     "link_share": "of the link",
     "skew.median_s": "skew",
+    "before_backward_bytes": "before bwd",
     "peak_allocated_bytes": "peak",
     "peak_reserved_bytes": "reserved",
     "predicted_peak_bytes": "predicted",
@@ -123,6 +127,8 @@ LEGENDS = {
     "algbw_bytes_per_s": "algbw: message size / time; busbw: algbw × 2(n−1)/n for all_reduce, × 1 for broadcast, "
     "× (n−1)/n for the others",
     "link_share": "of the link: busbw as a share of the peak bandwidth of a GPU's links in one direction",
+    "before_backward_bytes": "before bwd: memory of a call before backward: inputs, output, its gradient, and what "
+    "forward keeps",
     "hfu": "HFU: executed FLOP/s as a share of the device's peak at that precision",
 }
 
