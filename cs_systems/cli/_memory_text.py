@@ -26,6 +26,7 @@ SELECTIVE = (
     "a selective checkpoint also keeps outputs that are no saved tensors: `predicted` counts them, `kept` does not"
 )
 COMPILED = "the compiler decides which tensors a compiled model keeps"
+WIDE = 100  # from this width on, shares of all tensors stand next to those of a block
 ROOM_OF_NUMBERS = 24  # width of the columns count, bytes and share, with the space between them
 TOP = 5  # rows of the table of saved tensors; the record has all
 
@@ -73,10 +74,17 @@ def _print_residuals(rows: Sequence[tables.ResidualRow], record: RunRecord, titl
     of_modules = any(row["module"] for row in rows)  # a compiled model has one operation and no modules
     columns = [name for name in tables.RESIDUALS.titles if name != "share" and (of_modules or name != "module")]
     largest: Sequence[Row] = rows[:TOP]
-    top = [{name: row[name] for name in columns} | {"share": f"{row['share']:.1%}"} for row in largest]
-    taken = sum(2 + max(len(str(row[name])) for row in top) for name in columns if name in ("module", "shape", "dtype"))
+    in_blocks, width = any(row.get("of_block") for row in largest), terminal_width() or 80
+    shares = [*["share"] * (not in_blocks or width >= WIDE), *["of_block"] * in_blocks]
+    top = [
+        {name: row[name] for name in columns} | {name: _percent(row.get(name)) for name in shares} for row in largest
+    ]
+    taken = (2 + len("of one")) * len(shares[1:])
+    taken += sum(
+        2 + max(len(str(row[name])) for row in top) for name in columns if name in ("module", "shape", "dtype")
+    )
     for row in top:
-        row["operation"] = within(row["operation"] or "", max(12, (terminal_width() or 80) - taken - ROOM_OF_NUMBERS))
+        row["operation"] = within(row["operation"] or "", max(12, width - taken - ROOM_OF_NUMBERS))
     left, whole = rows[TOP:], sum(row["total_bytes"] for row in rows)
     rest = f"{len(left)} more keep {human(sum(row['total_bytes'] for row in left), 'bytes')}"
     notes = [
@@ -85,12 +93,16 @@ def _print_residuals(rows: Sequence[tables.ResidualRow], record: RunRecord, titl
     for stream in tables.RESIDUAL_STREAM.of(results):
         notes.append(f"one tensor of the residual stream takes {human(stream['bytes'], 'bytes')}")
     named = replace(
-        tables.RESIDUALS, caption=f"{title}: {tables.RESIDUALS.caption}", shown=" ".join([*columns, "share"])
+        tables.RESIDUALS, caption=f"{title}: {tables.RESIDUALS.caption}", shown=" ".join([*columns, *shares])
     )
     print_table(named, top, notes)
     _print_blocks(tables.RESIDUAL_BLOCKS.of(results), record.run_config.checkpoint.startswith("selective"))
     if changes := tables.BACKWARD_BLOCKS.of(results):
         print_table(tables.BACKWARD_BLOCKS, changes, alike=_sizes(tables.BACKWARD_BLOCKS))
+
+
+def _percent(share: float | None) -> str | None:
+    return None if share is None else f"{share:.1%}"
 
 
 def _print_blocks(rows: Sequence[tables.ResidualBlockRow], selective: bool) -> None:

@@ -4,7 +4,8 @@ The tables show hidden and exposed communication, waiting, bytes sent, and memor
 by formula. The strategies are the files in `cs_systems/model/parallel`; `+` joins several.
 
 --batch-size is for each rank: N ranks train on N times as many sequences. --global-batch-size is for all of them.
-`single` on one rank is always measured too, with the batch of a rank, as the baseline. Each cell is timed without a profiler, and profiled separately (--with).
+`single` on one rank is always measured too, with the batch of a rank, as the baseline. Each cell is timed without a
+profiler, and profiled separately (--with).
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from cs_systems.instrument.hooks import BackwardRoots, nodes_below
 from cs_systems.instrument.structure import Block, block_of_modules
 
 CHECKPOINT = "checkpoint"
+COMPILED = "CompiledFunctionBackward"  # node of a function that torch.compile made
 _NEAR = 4  # frames between torch's checkpoint and the hook that receives its input
 
 
@@ -46,8 +47,9 @@ class SavedTensor:
 class SavedTensors:
     """Saved tensors in `rows`, which is complete once a backward has begun."""
 
-    def __init__(self, model: nn.Module | None) -> None:
+    def __init__(self, model: nn.Module | None, *, compiled: bool = False) -> None:
         self.rows: list[SavedTensor] = []
+        self.compiled = compiled
         self._parameters = {} if model is None else _storages(model)
         self._blocks = {} if model is None else block_of_modules(model)
         self._open: list[str] = []
@@ -83,9 +85,22 @@ class SavedTensors:
         names = {number: node.name() for number, node in nodes_below(roots)}
         for row, number in zip(self.rows, self._numbers, strict=True):
             row.operation = row.operation or names.get(number)
+        if self.compiled:
+            self._name_compiled_blocks()
         self._alive.clear()
         self._done = True
         return []
+
+    def _name_compiled_blocks(self) -> None:
+        """Name the blocks of a compiled model, if as many compiled functions kept tensors as there are blocks."""
+        compiled = [(n, row) for n, row in zip(self._numbers, self.rows, strict=True) if row.operation == COMPILED]
+        numbers = sorted({number for number, _ in compiled})
+        found = [*dict.fromkeys(self._blocks.values())]
+        if len(numbers) != len(found):
+            return
+        block = dict(zip(numbers, found, strict=True))
+        for number, row in compiled:
+            row.module, row.block = block[number].path, block[number]
 
     def hooks(self, model: nn.Module) -> list[RemovableHandle]:
         handles = []
@@ -106,15 +121,15 @@ class SavedTensors:
 
 
 @contextmanager
-def saved_tensors(model: nn.Module | None = None) -> Iterator[SavedTensors]:
+def saved_tensors(model: nn.Module | None = None, *, compiled: bool = False) -> Iterator[SavedTensors]:
     """List the tensors that forward keeps inside the block, until a backward begins.
 
-    model: the source of the names of modules and parameters; None for a compiled model, which is one function with one
-        node.
+    model: the source of the names of modules and parameters.
+    compiled: the model is compiled, so that no hook may go on its modules; one compiled function is one node.
     """
-    found = SavedTensors(model)
+    found = SavedTensors(model, compiled=compiled)
     with ExitStack() as stack:
-        for handle in found.hooks(model) if model is not None else []:
+        for handle in found.hooks(model) if model is not None and not compiled else []:
             stack.callback(handle.remove)
         stack.callback(BackwardRoots(found.name_operations, lambda: None).install())
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(found.pack, lambda tensor: tensor))
@@ -128,10 +143,20 @@ def summed(rows: Iterable[SavedTensor]) -> list[ResidualRow]:
         block = row.block
         module = row.module if block is None else f"{block.stack}.*{row.module.removeprefix(block.path)}"
         shape = "×".join(map(str, row.shape)) or "scalar"
-        key = (module, row.operation, shape, row.dtype, row.bytes, row.parameter is not None, row.again)
+        key = (
+            module,
+            block is not None,
+            row.operation,
+            shape,
+            row.dtype,
+            row.bytes,
+            row.parameter is not None,
+            row.again,
+        )
         groups[key] += 1
     totals = [0 if parameter or again else size * count for (*_, size, parameter, again), count in groups.items()]
     everything = sum(totals)
+    in_blocks = sum(total for (_, in_block, *_), total in zip(groups, totals, strict=True) if in_block)
     made: list[ResidualRow] = [
         {
             "module": module,
@@ -143,8 +168,9 @@ def summed(rows: Iterable[SavedTensor]) -> list[ResidualRow]:
             "total_bytes": total,
             "parameter": parameter,
             "share": total / everything if everything else 0.0,
+            "of_block": total / in_blocks if in_block and in_blocks else None,
         }
-        for ((module, operation, shape, dtype, size, parameter, _), count), total in zip(
+        for ((module, in_block, operation, shape, dtype, size, parameter, _), count), total in zip(
             groups.items(), totals, strict=True
         )
     ]

@@ -32,10 +32,6 @@ def run(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
         main(
             [
                 *LINE.split(),
-                "--warmup",
-                "1",
-                "--steps",
-                "2",
                 "--out",
                 str(folder),
                 "--output",
@@ -325,3 +321,27 @@ def test_dry_run_lists_the_cells(capsys: pytest.CaptureFixture[str]) -> None:
     output = " ".join(capsys.readouterr().out.split())
     assert "6 cells" in output
     assert "buckets of 0.1 MB · 2 ranks · under rank_memory" in output
+
+
+def test_global_batch_is_divided_among_ranks_with_rows_of_their_own() -> None:
+    args = parallel_command.Parallel(strategy=("ddp_naive", "tp"), world_size=(2, 4), global_batch_size=8, with_=())
+    found = {(c.strategy, c.world_size, c.batch_size) for c in parallel_command.cells(args)}
+    on_ranks = {("ddp_naive", 2, 4), ("ddp_naive", 4, 2), ("tp", 2, 8), ("tp", 4, 8)}
+    assert found == on_ranks | {("single", 1, size) for size in (2, 4, 8)}, "a baseline for each batch of a rank"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--global-batch-size 7", "--global-batch-size 7 cannot be divided among 2 ranks of ddp_naive"),
+        (
+            "--global-batch-size 8 --batch-size 4",
+            "--batch-size is the batch of a rank, and --global-batch-size that of",
+        ),
+    ],
+)
+def test_global_batch_that_is_not_one_is_refused(
+    options: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["parallel", "--strategy", "ddp_naive", *options.split()]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())

@@ -120,10 +120,11 @@ def test_checkpoint_input_belongs_to_its_first_module(reentrant: bool, saved: tu
     assert kept == [saved, ("1", "TanhBackward0"), ("2", "AddmmBackward0")]
 
 
-@pytest.mark.parametrize("compile", ["none", "aot_eager"])
-def test_record_has_saved_tensors(compile: str) -> None:
+@pytest.mark.parametrize(("compile", "scope"), [("none", "model"), ("aot_eager", "model"), ("aot_eager", "block")])
+def test_record_has_saved_tensors(compile: str, scope: str) -> None:
+    sizes = {"model": MODEL, "batch_size": 4, "seq_len": 48}
     config = RunConfig(
-        model=MODEL, batch_size=4, seq_len=48, device="cpu", warmup=0, steps=2, profiler="residuals", compile=compile
+        **sizes, device="cpu", warmup=0, steps=2, profiler="residuals", compile=compile, compile_scope=scope
     )
     record = cs_systems.run(config)
     assert record.status == "ok"
@@ -135,6 +136,13 @@ def test_record_has_saved_tensors(compile: str) -> None:
         assert record.results["residual_blocks"][1]["predicted_bytes"] == kept_by_a_block(config, FULL_MATRIX)
     else:
         assert "CompiledFunctionBackward" in operations
+        found = {row["block"]: row["bytes"] for row in record.results["residual_blocks"]}
+        found.pop("outside of modules")
+        assert [*found] == ([f"block {i}" for i in range(3)] if scope == "block" else [])
+        assert len({*found.values()}) == len(found) // 3, "equal blocks keep the same"
+    if scope == "block" or compile == "none":
+        shares = [row["of_block"] for row in record.results["residuals"] if row["of_block"] is not None]
+        assert sum(shares) == pytest.approx(1)
     json.dumps(record.results)
 
 

@@ -173,6 +173,9 @@ class ResidualRow(TypedDict):
     total_bytes: Annotated[int, Column("kept")]  # each memory counted once; 0 for a parameter
     share: Annotated[float, Column("of all")]  # share of all kept bytes except parameters
     parameter: bool
+    of_block: NotRequired[  # share of what its blocks keep; None outside of blocks
+        Annotated[float | None, Column("of one", "of one: share of what one block keeps")]
+    ]
 
 
 class KeptByBlock(TypedDict):
@@ -245,7 +248,7 @@ RESIDUALS = Table(
     "residuals",
     ResidualRow,
     "tensors that forward keeps for backward",
-    "module operation shape dtype count total_bytes share",
+    "module operation shape dtype count total_bytes share of_block",
 )
 RESIDUAL_BLOCKS = Table(
     "residual_blocks", ResidualBlockRow, "kept for backward by each block", "block bytes predicted_bytes"
