@@ -18,10 +18,11 @@ from typing import Any
 from cs_systems.cli._output import print_table
 from cs_systems.config import PRESETS, ConfigError, Mode, Precision, RunConfig, preset
 from cs_systems.core.course import Task
-from cs_systems.core.printable import command_line
+from cs_systems.core.printable import command_line, visible
 from cs_systems.core.units import human
 from cs_systems.formulas.scaling import layer_limits
 
+EXIT_INTERRUPTED = 130
 RANKS = (2, 4, 6)
 SMALLER = ("xl-2026", "large", "medium", "small", "tiny")
 MEASURING = ("time", "profile", "memory", "parallel", "attention", "comm", "precision")
@@ -204,7 +205,7 @@ class _Tee(io.TextIOBase):
 def carried_out(plan: Plan, deadline: float | None = None) -> int:
     """Run the commands of a plan, each after the other even if one fails; return the highest exit status.
 
-    The folder keeps what they printed, and the state of the task.
+    The folder keeps what they printed, and the state of the task. The steps that the task `shows` are printed too.
     """
     if plan.task.is_by_hand:
         return 0
@@ -214,18 +215,18 @@ def carried_out(plan: Plan, deadline: float | None = None) -> int:
         if plan.task.limits:
             with redirect_stdout(_Tee(sys.stdout, file)):
                 print_table(layer_limits, layer_limits(plan.task.limits))
-        for words in plan.commands:
+        for number, words in enumerate(plan.commands, 1):
             if deadline is not None and time.monotonic() > deadline:
                 done.append({"command": words, "status": None, "seconds": 0.0})
                 continue
-            file.write(f"$ {command_line('cs-systems', *words)}\n")
-            began = time.monotonic()
-            with redirect_stdout(_Tee(sys.stdout, file)):
+            began, line = time.monotonic(), visible(command_line("cs-systems", *words))
+            print(f"    {line}", flush=True)
+            print(f"$ {line}", file=file)
+            with redirect_stdout(_Tee(sys.stdout, file) if number in plan.task.shows else file):
                 status = _status(words)
             done.append({"command": words, "status": status, "seconds": round(time.monotonic() - began, 1)})
-            print(f"{words[0]}: {done[-1]['seconds']:.0f} s", flush=True)
             _write_state(plan, done)
-            if status == 130:
+            if status == EXIT_INTERRUPTED:
                 return status
     _write_state(plan, done)
     return max((step["status"] or 0 for step in done), default=0)

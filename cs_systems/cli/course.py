@@ -16,14 +16,13 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from cs_systems.cli import _course
-from cs_systems.cli._course import Plan
+from cs_systems.cli._course import EXIT_INTERRUPTED, Plan
 from cs_systems.cli._options import MaybeFloat, MaybeInt, MaybeNames, MaybePath, MaybeText, flag, given, optional
 from cs_systems.cli._output import terminal_width
 from cs_systems.config import ConfigError, one_of
 from cs_systems.core.course import Task, tasks
 from cs_systems.core.printable import command_line, visible
 
-EXIT_INTERRUPTED = 130
 FOLDER = Path("runs/course")
 
 
@@ -65,7 +64,10 @@ def run(args: Course) -> int:
             print(visible(f"\n{task.name}: {error.with_options()}"), flush=True)
             continue
         _print_plan(plan)
-        if not args.dry_run:
+        if args.dry_run:
+            for words in plan.commands:
+                print(visible("    " + command_line("cs-systems", *words)))
+        else:
             deadline = None if args.budget_s is None else began + args.budget_s
             status = _run_task(plan, deadline)
             if status == EXIT_INTERRUPTED:
@@ -109,7 +111,9 @@ def _list(folder: Path) -> None:
 
 
 def _wrapped(text: str) -> str:
-    return fill(text, terminal_width() or 100, break_on_hyphens=False, break_long_words=False)
+    from cs_systems.report.tables.formats import text_width
+
+    return fill(visible(text), text_width(terminal_width()), break_on_hyphens=False, break_long_words=False)
 
 
 def _print_plan(plan: Plan) -> None:
@@ -118,8 +122,6 @@ def _print_plan(plan: Plan) -> None:
     print(_wrapped(f"{task.name}: {task.asks}"))
     if plan.size:
         print(_wrapped(plan.size))
-    for words in plan.commands:
-        print(visible("$ " + command_line("cs-systems", *words)))
     sys.stdout.flush()
 
 
@@ -134,5 +136,8 @@ def _print_answer(task: Task) -> None:
 def _run_task(plan: Plan, deadline: float | None) -> int:
     began = time.monotonic()
     status = _course.carried_out(plan, deadline)
-    print(visible(f"{plan.task.name}: {time.monotonic() - began:.0f} s, results: {plan.out}"), flush=True)
+    seconds = time.monotonic() - began
+    if not plan.task.is_by_hand:
+        text = plan.out / f"{plan.task.name}.txt"
+        print(visible(f"{seconds:.0f} s; records: {plan.out}\nall that was printed: {text}"), flush=True)
     return status

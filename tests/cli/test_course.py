@@ -106,7 +106,7 @@ def test_task_runs_prints_its_answer_and_is_listed_as_run(capsys: pytest.Capture
     assert main(["course", "flash_forward"]) == 0
     shown = capsys.readouterr().out
     assert "at tiny size, because the handout's needs a GPU and this is a CPU" in shown
-    assert "$ cs-systems attention --batch 4" in shown
+    assert "\n    cs-systems attention --batch 4" in shown
     assert "a good answer: Inputs, output and one tensor" in shown.replace("\n", " ")
     folder = Path("runs/course/flash_forward")
     assert (folder / "records.jsonl").is_file()
@@ -141,10 +141,17 @@ def test_unknown_size_is_refused() -> None:
         planned(tasks()["benchmarking_script"], CPU, Path("out"), sizes=["smal"])
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder for all tasks, some of which share cells."""
+    return tmp_path_factory.mktemp("course")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("task", MEASURED, ids=lambda task: task.name)
-@pytest.mark.usefixtures("on_a_cpu")
-def test_every_task_runs_on_a_cpu(task: Task) -> None:
+def test_every_task_runs_on_a_cpu(task: Task, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_course, "machine", lambda: CPU)
+    monkeypatch.chdir(folder)
     assert main(["course", task.name]) == 0
     assert state(task, Path("runs/course")).startswith(("run at tiny size", "done at the handout's size"))
