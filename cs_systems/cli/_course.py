@@ -161,7 +161,7 @@ def _least_bytes(size: str, words: Sequence[str]) -> int:
 
     config = RunConfig(
         model=preset(size, context_length=int(first("--context-length", "512"))),
-        batch_size=int(first("--batch-size", "4")),
+        batch_size=int(first("--batch-size", "4")),  # of --global-batch-size the whole, which is more than a share
         mode=Mode(first("--mode", "train-step")),
         precision=Precision(first("--precision", "fp32")),
         attention=first("--attention", "naive"),
