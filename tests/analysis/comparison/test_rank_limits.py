@@ -101,6 +101,18 @@ def test_rows_of_ranks_are_lower_medians_of_their_steps() -> None:
     assert row["pairwise_share"] == 0.125
 
 
+def test_step_lasts_as_long_as_on_the_slowest_rank() -> None:
+    fast, slow = {**step(call(0.25)), "wall_s": 0.5}, {**step(call(0.25)), "wall_s": 1.0}
+    (row,) = EXCHANGE.of(tables_of([report(0, [slow, fast, slow]), report(1, [fast, slow, fast])]))  # type: ignore[list-item]
+    assert row["transfer_share"] == 0.25
+
+
+def test_calls_are_counted_in_the_last_step() -> None:
+    steps = [step(call(0.25, phase="other"), passes=1), step(), step(*2 * [call(0.25, phase="other")], passes=2)]
+    (row,) = EXCHANGE.of(tables_of([report(rank, steps) for rank in (0, 1)]))
+    assert (row["reduces"], row["passes"]) == (2, 2)
+
+
 # exchanges
 
 
@@ -148,7 +160,7 @@ def test_search_is_that_of_the_rank_with_the_least_while_it_had_a_core() -> None
     known: Any = {"marked": 9, "marking_s": 0.0625, "bucket_bytes": [64]}
     row = exchange(call(0.25, is_gradients=True), search_s=0.0625, queued_s=0.5, unused=3, **known)
     assert (row["search_share"], row["marks_share"], row["unused"]) == (0.25, 0.125, 3)
-    assert exchange(call(0.25), search_s=0.5, queued_s=0.75, **known)["search_share"] == 1.125
+    assert exchange(call(0.25), search_s=0.5, queued_s=0.75, **known)["search_share"] == 1.0
     assert exchange(call(0.25), search_s=0.5)["search_share"] == 0.0
     searches = [report(rank, 2 * [step(call(0.25), search_s=0.25 * (1 + rank))], marked=9) for rank in (0, 1)]
     assert EXCHANGE.of(tables_of(searches))[0]["search_share"] == 0.25

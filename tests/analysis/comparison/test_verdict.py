@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +37,10 @@ def test_verdict_compares_the_fastest_cell_with_the_first_with_its_interval() ->
 @pytest.mark.parametrize("walls", [around(0.1), around(0.1005, 0.05)])
 def test_difference_within_the_noise_is_none(walls: list[float]) -> None:
     text = verdict([timed(around(0.1, 0.05), attention="naive"), timed(walls, attention="sdpa_flash")])
+    ratio, low, high = map(float, re.findall(r"\d\.\d\d", text.partition(": ")[2]))
     assert text.startswith("no difference is shown between naive and sdpa_flash: ")
+    assert low <= ratio <= high
+    assert ratio == pytest.approx(1, abs=0.02)
 
 
 def test_noise_that_hides_a_doubling_is_named_in_place_of_a_difference() -> None:

@@ -40,6 +40,13 @@ def test_share_is_between_nothing_and_all(takes: float, share: float) -> None:
     assert Diagnosis("", "", -1.0, takes=takes).share == 0.0
 
 
+def test_row_has_numbers_in_the_unit_of_its_diagnosis_alone() -> None:
+    time, memory = Diagnosis("", "", 1.0, 0.5).row(), Diagnosis("", "", 8, 2, "bytes").row()
+    assert [(row["now_s"], row["at_best_s"], row["now_bytes"], row["at_best_bytes"]) for row in (time, memory)] == [
+        (1.0, 0.5, None, None), (None, None, 8, 2),
+    ]  # fmt: skip
+
+
 def test_causes_are_ordered_by_what_they_take_of_the_loop() -> None:
     assert order(cause("a", 0.5), cause("b", 0.75, weight=1.0)) == ["b", "a"]
     assert order(cause("a", 0.5), cause("b", 0.75, weight=0.5)) == ["a", "b"]
