@@ -190,6 +190,7 @@ class Lever:
         usual: share of the step that it usually saves, by profiles/training_step. It only orders options without an
             expectation, and is never shown.
         script: how it is applied to a script; None for a lever of cells.
+        remedies: codes of the causes, as rules of diagnosis name them, for which it is a remedy.
     """
 
     numbers: str
@@ -197,6 +198,7 @@ class Lever:
     lines: str
     usual: float = 0.05
     script: ScriptChange | None = None
+    remedies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cs_systems.core.printable import plain
@@ -13,9 +13,26 @@ from cs_systems.core.units import human
 if TYPE_CHECKING:
     from cs_systems.advise.answer import Answer
     from cs_systems.advise.lever import Lever, Situation
+    from cs_systems.analysis.diagnosis import Answer as DiagnosisAnswer
 
 ADVICE = "advice.json"
 RECORD_BYTES = 20_000  # of a process, at most
+
+
+def try_command(answer: DiagnosisAnswer, cell: Sequence[str] = (), script: Sequence[str] = ()) -> list[str]:
+    """Return the words of the command that would try the first remedy of an answer; none if no lever carries it out.
+
+    cell: the options of the cell that was judged. script: the words of the script, instead of a cell.
+    """
+    from cs_systems.advise.lever import all_levers
+
+    fit = {name: lever for name, lever in all_levers().items() if (lever.script if script else lever.options)}
+    for diagnosis in answer.diagnoses:
+        levers = [name for name, lever in fit.items() if diagnosis.code in lever.remedies]
+        if levers:
+            goal = ["--goal", "memory"] if diagnosis.unit == "bytes" else []
+            return ["cs-systems", "advise", *cell, *goal, "--levers", *levers, *(["--", *script] if script else [])]
+    return []
 
 
 def say(line: str) -> None:

@@ -108,7 +108,7 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
             records = [record for recorder in recorders for record in recorder.records]
             failure = next((recorder.failure for recorder in recorders if recorder.failure), None)
             why = failure or why_nothing(status, children.remedy(), replaced_by)
-            _leave(records, handover, options["out"], why)
+            _leave(records, handover, options["out"], why, argv)
             print_whole_loop(records)
             for later in filter(None, (recorder.later_training() for recorder in recorders)):
                 print(f"cs-systems: {later}", file=sys.stderr)
@@ -179,10 +179,10 @@ def _of_script(error: Exception) -> types.TracebackType | None:
     return trace
 
 
-def _leave(records: list[Any], handover: str | None, out: str, why_nothing: str) -> None:
+def _leave(records: list[Any], handover: str | None, out: str, why_nothing: str, argv: list[str]) -> None:
     """Print the table of the records, or leave them for the process that waits for nsys."""
     if handover is None:
-        conclude(records, out, why_nothing)
+        conclude(records, out, why_nothing, argv)
         return
     from cs_systems.record import append_record
 
@@ -191,12 +191,16 @@ def _leave(records: list[Any], handover: str | None, out: str, why_nothing: str)
     Path(handover).touch()
 
 
-def conclude(records: list[Any], out: str, why: str) -> None:
-    """Print the table of the records to standard error. why: the reason if there is none, as by `why_nothing`."""
+def conclude(records: list[Any], out: str, why: str, script: Sequence[str] = ()) -> None:
+    """Print the table of the records to standard error, and how to try the first remedy.
+
+    why: the reason if there is none, as by `why_nothing`. script: the script's words.
+    """
     if not records:
         print(f"cs-systems: nothing was recorded, because {why}", file=sys.stderr)
         return
     from cs_systems.analysis.diagnosis import diagnose
+    from cs_systems.cli._advice import try_command
     from cs_systems.cli._output import terminal_width
     from cs_systems.cli.profile import print_of_host
     from cs_systems.core.printable import labelled_command
@@ -205,7 +209,8 @@ def conclude(records: list[Any], out: str, why: str) -> None:
     from cs_systems.report.tables.records import render
 
     width = terminal_width(stream=sys.stderr)
-    first, table = text(diagnose(records), width=width), render(records, width=width)
+    answer = diagnose(records)
+    first, table = text(answer, width=width), render(records, width=width)
     files = [f"{what}: {Path(out, name)}" for record in records for what, name in record.artifacts.items()]
     where = "\n".join(map(visible, [*files, f"records: {out}/records.jsonl"]))
     report = labelled_command("report:", ("cs-systems", "report", out), text_width(width))
@@ -214,6 +219,8 @@ def conclude(records: list[Any], out: str, why: str) -> None:
             print_of_host(record)
     # The stream is the script's, and stays as it is for what the script prints at its exit.
     text_of_all = f"\n{first}{table}\n{tables.getvalue()}{where}\n{report}"
+    if script[:1] not in ([], ["-m"]) and (words := try_command(answer, script=script)):
+        text_of_all += f"\n{labelled_command('advise:', words, text_width(width))}"
     print(encodable(text_of_all, sys.stderr), file=sys.stderr)
 
 

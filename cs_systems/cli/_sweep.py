@@ -27,6 +27,8 @@ from cs_systems.report.tables.formats import text_width
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from cs_systems.analysis.diagnosis import Answer
+
 EXIT_NOTHING = 3
 REDRAW_S = 0.5  # time between two drawings of the progress bar, at least
 
@@ -61,7 +63,7 @@ def run_and_report(
     if options.dry_run:
         return print_cells(configs, options)
     folder, records = measured(configs, options, command, seed, experiments_s)
-    print_diagnoses(records)
+    answer = print_diagnoses(records)
     print_left_out(records)
     if show:
         for record in records:
@@ -76,15 +78,30 @@ def run_and_report(
         print(visible(f"errors:  {folder / 'worker.log'}"))
     words = ("cs-systems", "report", folder, "--format", "html", "--open")
     print(labelled_command("report:", words, text_width(width)))
+    print_try(answer, records)
     return exit_status(asked_for(records, options.of_share(configs)))
 
 
-def print_diagnoses(records: Sequence[RunRecord]) -> None:
-    """Print the sentences that an output begins with: where the cells lose the most."""
+def print_diagnoses(records: Sequence[RunRecord]) -> Answer:
+    """Print the sentences that an output begins with, where the cells lose the most, and return the answer."""
     from cs_systems.analysis.diagnosis import diagnose
     from cs_systems.report import diagnoses
 
-    print(diagnoses.text(diagnose(records), width=terminal_width()), end="")
+    answer = diagnose(records)
+    print(diagnoses.text(answer, width=terminal_width()), end="")
+    return answer
+
+
+def print_try(answer: Answer, records: Sequence[RunRecord]) -> None:
+    """Print the command that would try the first remedy, if the records are of one cell."""
+    from cs_systems.advise.answer import command_words
+    from cs_systems.cli._advice import try_command
+
+    cells = {record.run_config.of_any_measurement for record in records}
+    if answer.diagnoses and len(cells) == 1 and not (cell := next(iter(cells))).is_distributed:
+        words = try_command(answer, command_words(cell)[2:])
+        if words:
+            print(labelled_command("advise:", words, text_width(terminal_width())))
 
 
 def print_left_out(records: Sequence[RunRecord]) -> None:

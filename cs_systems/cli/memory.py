@@ -96,6 +96,7 @@ def run(args: Memory) -> int:
         print_cells,
         print_diagnoses,
         print_own_code,
+        print_try,
     )
     from cs_systems.record import records_path
 
@@ -115,12 +116,13 @@ def run(args: Memory) -> int:
     if args.sweep.dry_run:
         return print_cells(cells, args.sweep)
     folder, records = measured(cells, args.sweep, "memory", args.steps.seed)
-    print_diagnoses(records)
+    answer = print_diagnoses(records)
     for record in records:
         print_memory(record, folder)
     _print_peaks(records)
     print_own_code(records)
     print(visible(f"records: {records_path(folder)}"))
+    print_try(answer, records)
     return exit_status(asked_for(records, args.sweep.of_share(cells)))
 
 

@@ -189,7 +189,9 @@ def _below_nsys(options: dict[str, Any], words: list[str]) -> int:
             )
         else:
             records = read_records(left)[0] if left.stat().st_size else []
-            conclude([_with_report(record, nsys, out, report) for record in records], str(out), why_nothing(status))
+            conclude(
+                [_with_report(record, nsys, out, report) for record in records], str(out), why_nothing(status), words
+            )
     return status
 
 

@@ -11,7 +11,11 @@ import pytest
 from cs_systems.advise import edits
 from cs_systems.advise.lever import ScriptPlan, Situation, all_levers, proposals
 from cs_systems.advise.scripts import ScriptBench, diff
+from cs_systems.analysis.diagnosis import Answer as DiagnosisAnswer
+from cs_systems.analysis.diagnosis import Diagnosis
 from cs_systems.cli import main
+from cs_systems.cli._advice import try_command
+from cs_systems.core import plugins
 from cs_systems.measure.runtime.program import script_command
 from tests.advise.test_search import CPU, GPU
 
@@ -75,6 +79,18 @@ def test_a_diff_can_be_applied(tmp_path: Path) -> None:
     text = diff("train.py", "a = 1\nb = 2", "a = 1\nb = 3")
     subprocess.run(["git", "apply", "-"], input=text.encode(), cwd=tmp_path, check=True)
     assert (tmp_path / "train.py").read_text() == "a = 1\nb = 3"
+
+
+def test_the_first_remedy_with_a_lever_gives_the_command_that_tries_it() -> None:
+    unknown = Diagnosis("c", "r", 1.0, code="straggler")
+    answer = DiagnosisAnswer((unknown, Diagnosis("c", "r", 1.0, code="unfused-optimizer")))
+    words = try_command(answer, script=["train.py", "--lr", "1"])
+    assert words == ["cs-systems", "advise", "--levers", "fused_optimizer", "--", "train.py", "--lr", "1"]
+    memory = DiagnosisAnswer((Diagnosis("c", "r", 1.0, unit="bytes", code="kept-activations"),))
+    assert try_command(memory, ["--size", "small"])[2:6] == ["--size", "small", "--goal", "memory"]
+    assert try_command(DiagnosisAnswer((unknown,))) == []
+    codes = {name.replace("_", "-") for name in plugins.names("diagnosis")}
+    assert {code for lever in all_levers().values() for code in lever.remedies} <= codes
 
 
 @pytest.mark.parametrize("environment", [GPU, CPU], ids=["gpu", "cpu"])

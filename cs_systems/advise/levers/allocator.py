@@ -31,4 +31,5 @@ LEVER = Lever(
     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     0.02,
     ScriptChange("expandable segments of the allocator", unfit, VARIABLE),
+    remedies=("fragmentation", "device-allocation", "returned-segments"),
 )

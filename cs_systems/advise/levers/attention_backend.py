@@ -47,4 +47,5 @@ LEVER = Lever(
     options,
     "torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)",
     0.1,
+    remedies=("unfused-attention", "score-matrices"),
 )

@@ -66,4 +66,5 @@ LEVER = Lever(
     'with torch.autocast("cuda", torch.bfloat16):  # around forward and loss',
     0.4,
     ScriptChange("autocast to bf16 around the model", unfit, hook=hook, patch=before_optimizer(LINE)),
+    remedies=("unused-tensor-cores", "slow-products"),
 )

@@ -19,4 +19,5 @@ LEVER = Lever(
     options,
     'MasterAdamW(model.bfloat16().parameters(), moments=MOMENTS["adamw_bf16_state"])',
     0.03,
+    remedies=("optimizer-state",),
 )

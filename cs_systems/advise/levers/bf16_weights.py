@@ -26,4 +26,5 @@ LEVER = Lever(
     options,
     "cs_systems.model.training.master_adamw.MasterAdamW(model.bfloat16().parameters())",
     0.17,
+    remedies=("precision-casts",),
 )

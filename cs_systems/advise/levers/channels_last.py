@@ -33,4 +33,5 @@ LEVER = Lever(
     LINE.format(model="model"),
     0.05,
     ScriptChange("weights in channels-last order", unfit, hook=hook, patch=before_optimizer(LINE)),
+    remedies=("layout-conversions",),
 )

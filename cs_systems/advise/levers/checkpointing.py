@@ -28,4 +28,10 @@ def options(situation: Situation) -> Sequence[Option] | str:
     return [Option({"checkpoint": "none"})]
 
 
-LEVER = Lever("", options, "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)", 0.2)
+LEVER = Lever(
+    "",
+    options,
+    "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
+    0.2,
+    remedies=("kept-activations", "recomputation", "out-of-memory"),
+)

@@ -36,4 +36,5 @@ LEVER = Lever(
     "model.compile()",
     0.35,
     ScriptChange("torch.compile of the model", unfit, hook=hook, patch=before_optimizer("{model}.compile()")),
+    remedies=("launch-bound", "unfused-elementwise", "small-operators"),
 )

@@ -26,4 +26,5 @@ LEVER = Lever(
     options,
     "with torch.cuda.graph(graph): step()  # then graph.replay(), with inputs copied in place",
     0.1,
+    remedies=("launch-bound",),
 )

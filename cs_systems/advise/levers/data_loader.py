@@ -46,4 +46,5 @@ LEVER = Lever(
         hook=hook,
         patch=in_calls(("DataLoader",), KEYWORDS),
     ),
+    remedies=("data-input", "batch-preparation"),
 )

@@ -61,4 +61,5 @@ LEVER = Lever(
     "torch.optim.AdamW(…, fused=True)",
     0.1,
     ScriptChange("fused=True for the optimizer", unfit, hook=hook, patch=in_calls(FUSED, {"fused": "True"}, OTHERS)),
+    remedies=("unfused-optimizer", "foreach-temporaries"),
 )

@@ -47,4 +47,5 @@ LEVER = Lever(
     options,
     "fused kernels such as Liger's, or the parts of cs_systems.model.training",
     0.1,
+    remedies=("unfused-elementwise",),
 )

@@ -26,4 +26,5 @@ LEVER = Lever(
     "; ".join(LINES),
     0.02,
     ScriptChange("fewer garbage collections", unfit, hook=hook, patch=after_imports(*LINES, needs="gc")),
+    remedies=("garbage-collection",),
 )

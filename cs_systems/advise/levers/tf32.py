@@ -42,4 +42,5 @@ LEVER = Lever(
     LINE,
     0.3,
     ScriptChange("TF32 in matrix products", unfit, hook=hook, patch=after_imports(LINE, needs="torch")),
+    remedies=("unused-tensor-cores",),
 )
