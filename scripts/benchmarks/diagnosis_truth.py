@@ -45,10 +45,10 @@ KINDS = ("traces", "snapshots", "loops", "ranks")
 SAMPLE = (  # fast ones, for a test
     "small_batch",
     "loader_wait",
-    "naive_attention",
-    "fp32_training",
     "healthy_training",
     "softmax_only",
+    "logits_dominate",
+    "fragmented",
 )
 TOOL = ("-m", "cs_systems")
 

@@ -46,6 +46,7 @@ class MemoryUse:
         categories: bytes at the peak, by category; `logits` may be part of others.
         rows: the rows that these numbers come from.
         unusable_bytes: reserved at the peak between blocks in use; None if unknown.
+        lasting_bytes: of these, those that do not go with logits and attention scores; None if unknown.
         is_expandable: the allocator's segments are expandable.
         without: the peak of a snapshot's events without the allocations of a category.
         forecast: the peak by formula with other fields of the cell; None without a formula.
@@ -62,6 +63,7 @@ class MemoryUse:
     categories: Mapping[str, int]
     rows: tuple[Row, ...] = ()
     unusable_bytes: int | None = None
+    lasting_bytes: int | None = None
     is_expandable: bool = False
     without: Callable[..., int] | None = None
     forecast: Forecast | None = None
@@ -106,6 +108,7 @@ def memory_of_snapshot(found: Attribution, names: TensorNames) -> MemoryUse:
         {name: sum(one.allocation.bytes for one in group if _is_alive(one, peak)) for name, group in of.items()},
         tuple(cast(Row, row) for row in composition(found, names)),
         between_blocks(found, peak),
+        between_blocks(found, peak, (*of.get(LOGITS, ()), *of.get(SCORES, ()))),
         replay.snapshot.settings.expandable_segments,
         lambda category, phases=None: peak_without(found, of.get(category, ()), phases),
         Forecast(cell, replay.peak_bytes) if cell else None,

@@ -14,12 +14,12 @@ def find(evidence: Evidence) -> Diagnosis | None:
     """Find memory that is reserved at the peak and not allocated; at best nothing else is reserved.
 
     Where the segments are known, those without any block in use do not count: the allocator returns them when it needs
-    to.
+    to. Nor do those with logits or scores alone, whose own remedies leave no segment behind.
     """
     memory = evidence.memory
     if memory is None or memory.reserved_bytes is None:
         return None
-    free = memory.unusable_bytes
+    free = memory.unusable_bytes if memory.lasting_bytes is None else memory.lasting_bytes
     if free is None:
         free = memory.reserved_bytes - memory.peak_bytes
     if free < SMALL_BYTES or free < NOTABLE * memory.reserved_bytes:

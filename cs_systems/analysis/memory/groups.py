@@ -99,8 +99,19 @@ def _of_softmax(found: Attribution, one: Attributed) -> bool:
 
 
 def _logits(found: Attribution, own: Sequence[Attributed]) -> Iterator[Attributed]:
-    """Yield the tensors of the loss and lm_head, and those of a pass that are as large as the loss's largest."""
+    """Yield the tensors of the loss and lm_head, and those of a pass that are as large as the loss's largest.
+
+    Logits that the loss converts to fp32 are half as large, and the last large tensor before it.
+    """
     largest = max((one.allocation.requested_bytes for one in own if one.phase == Phase.LOSS), default=0)
+    before: Attributed | None = None
+    for one in sorted(own, key=lambda one: one.allocation.start):
+        if one.phase == Phase.FORWARD and one.category == ACTIVATIONS and 4 * one.allocation.requested_bytes > largest:
+            before = one
+        if one.phase == Phase.LOSS and one.allocation.requested_bytes == largest and before is not None:
+            if 2 * before.allocation.requested_bytes == largest and before.layer != "lm_head":
+                yield before
+            before = None
     for one in own:
         as_large = one.allocation.requested_bytes == largest and one.category in (ACTIVATIONS, TEMPORARIES)
         in_block = (one.layer or "").startswith("block")

@@ -7,6 +7,7 @@ but not completed is not free.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from cs_systems.analysis.memory.allocations import (
     SEGMENT_FREE,
     OutOfMemory,
 )
-from cs_systems.analysis.memory.categories import ACTIVATIONS, TEMPORARIES, Attribution
+from cs_systems.analysis.memory.categories import ACTIVATIONS, TEMPORARIES, Attributed, Attribution
 from cs_systems.analysis.memory.tensor_names import TensorNames
 from cs_systems.config import Phase
 from cs_systems.core.tables import Column, table
@@ -177,10 +178,11 @@ def _is_empty_cache(function: str) -> bool:
     return "emptycache" in function.replace("_", "").lower()
 
 
-def between_blocks(found: Attribution, event: int) -> int | None:
+def between_blocks(found: Attribution, event: int, apart: Iterable[Attributed] = ()) -> int | None:
     """Return the bytes that nothing uses after an event in segments that something uses; None if unknown.
 
     The allocator returns whole segments that are free before a request fails, and expandable segments in part too.
+    Segments in which only the allocations of `apart` are in use do not count: they go with these.
     """
     snapshot = found.replay.snapshot
     if found.replay.reserved_at(event) is None:
@@ -194,7 +196,13 @@ def between_blocks(found: Attribution, event: int) -> int | None:
         elif events.action[later] == SEGMENT_FREE:
             segments[events.address[later]] = events.bytes[later]
     whole = sorted((address, address + size) for address, size in segments.items())
-    return _length(set(_free_pieces(found, whole, event)) - set(whole))
+    pieces = set(_free_pieces(found, whole, event)) - set(whole)
+    left_out = {id(one.allocation) for one in apart}
+    if not left_out:
+        return _length(pieces)
+    starts = [start for start, _ in whole]
+    used = {bisect_right(starts, one.address) for one in found.replay.alive_at(event) if id(one) not in left_out}
+    return _length(piece for piece in pieces if bisect_right(starts, piece[0]) in used)
 
 
 def _segments_at(snapshot: Snapshot, event: int) -> list[Interval]:
