@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Set
 
 import numpy as np
@@ -20,6 +21,8 @@ WARP, SCHEDULERS = 32, 4  # threads of a warp; warps that a multiprocessor can i
 MOST_FILLED = 0.5  # share of the GPU that such a kernel can use
 LONG_S = 50e-6  # a shorter kernel is over before more blocks would help
 DOMINANT = 0.3  # share of the step
+# Products of a library, which take at least a warp: with a smaller block, the file does not hold the real launch.
+OF_LIBRARY = re.compile(r"gemm_\w*\d+x\d+|cutlass|nvjet|xmma")
 MANY_MOVES = 100  # pages of managed memory that moved while the kernels ran
 FEW = "few blocks, which leave most of the GPU idle"
 SMALL = "small blocks, which leave most of each warp idle"
@@ -35,7 +38,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
         return None
     count = _multiprocessors(evidence)
     computing = [row for row in evidence.kernels() if row["family"] != "collective" and row.get("mean_s", 0) > LONG_S]
-    rows = [row for row in computing if _used(row, count) < MOST_FILLED]
+    rows = [row for row in computing if _used(row, count) < MOST_FILLED and _is_known(row)]
     if not rows:
         return None
     time_s = min(step_s, sum(row["time_s"] for row in rows) - _hidden_s(evidence, {row["kernel"] for row in rows}))
@@ -83,6 +86,11 @@ def _multiprocessors(evidence: Evidence) -> int | None:
 def _size(extent: str | None) -> float:
     """Return the number of blocks or threads of an extent written as `8×4×1`; infinite if it is unknown."""
     return math.prod(map(int, extent.split("×"))) if extent else math.inf
+
+
+def _is_known(row: KernelRow) -> bool:
+    """Return whether the recorded block may be that of the launch."""
+    return _size(row.get("block")) >= WARP or not OF_LIBRARY.search(row["kernel"])
 
 
 def _used(row: KernelRow, multiprocessors: int | None) -> float:

@@ -252,3 +252,15 @@ def test_trace_without_kernels_tells_what_it_holds(tmp_path: Path, category: str
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"traceEvents": program.events}))
     assert reason in told(read(path)).nothing
+
+
+@pytest.mark.parametrize(("threads", "cause"), [(1, "unused-tensor-cores"), (32, "small-grids")])
+def test_block_that_no_product_of_a_library_has_tells_no_small_grid(tmp_path: Path, threads: int, cause: str) -> None:
+    """A converted file may have 1 for each extent that it does not know."""
+    program = Program()
+    for _ in range(30):
+        program.launch(1 * MS, "ampere_sgemm_128x64_tn")
+    for event in kernels_of(program):
+        event["args"] |= {"grid": [1, 1, 1], "block": [threads, 1, 1]}  # type: ignore[operator]
+    found = told(replace(trace_of(program, tmp_path), multiprocessors={0: 108}))
+    assert found.diagnoses[0].code == cause
