@@ -81,7 +81,8 @@ PROFILES = Path(__file__).parents[2] / "profiles"
 KEPT = DATA / "numbers.json"
 SHOWN = 3  # rows of a table, and values of a list, that are kept as they are
 CHANGES = (LaunchesFree(), HostScaled(0.5), FamilyScaled("matmul", 0.5), SyncRemoved(), CopiesOverlapped(),
-           InputRemoved())  # fmt: skip
+           InputRemoved(), HostScaled(0.5, "forward"), HostScaled(2.0, "step"), SyncRemoved("step"),
+           FamilyScaled("elementwise", 0.25), FamilyScaled("softmax", 3.0), HostScaled(0.5, "none"))  # fmt: skip
 
 
 def short(value: Any) -> Any:
@@ -313,7 +314,8 @@ def of_draws(first: int) -> Any:
 SMALL, STEP, NSYS = "kineto_h200_small2.json.gz", "kineto_h200_step.json.gz", "nsys_h200_step.sqlite.gz"
 JOBS = ("experts", "late_data", "late_host", "pipeline", "tensor_parallel")
 SNAPSHOTS = ("memory_h200/evaluation", "memory_h200/foreach", "memory_h200/no_grad", "memory_h200/process_limit",
-             "memory_h200/device_full", "snapshot_h200_step")  # fmt: skip
+             "memory_h200/device_full", "memory_h200/kept_graphs", "memory_h200/kept_outputs",
+             "memory_h200/kept_gradients", "snapshot_h200_step")  # fmt: skip
 RUNS = ("precision", "precision_speed", "low_precision_sums", "fully_sharded", "zero_stage_1", "data_parallel_variants",
         "warmup_steps")  # fmt: skip
 CASES: dict[str, Callable[[], Any]] = {
