@@ -66,6 +66,7 @@ ALLOWED = {
     "analysis/attribution/kernel_families.py": "families of kernels",
     "report/palette.py": "families of kernels",
     "analysis/attribution/timeline.py": "panels of a page",
+    "cli/_options.py": "sizes of a model that make its attention call",
     "cli/profile.py": "tables of a trace",
     "analysis/comparison/precision.py": "what the caption of a comparison leaves out",
     "report/collectives.py": "columns of fits and of set-up times",

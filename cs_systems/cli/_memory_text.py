@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from cs_systems.cli._output import print_table, terminal_width
 from cs_systems.config import describe
-from cs_systems.core.printable import command_line, visible, within
+from cs_systems.core.printable import command_line, spans, visible, within
 from cs_systems.core.tables import Row, Table, table
 from cs_systems.formulas.memory import tables
 from cs_systems.record import RunRecord
@@ -163,14 +161,6 @@ def print_ranges(rows: Sequence[MemoryRangeRow], title: str, sees: str) -> None:
         notes.append("freed tensors stay in the allocator's cache; add --no-caching-allocator to see each tensor")
     named = replace(MEMORY_RANGES, caption=f"{title}: {MEMORY_RANGES.caption}")
     print_table(named, shown, notes, _sizes(named))
-
-
-def spans(names: Sequence[str]) -> str:
-    """Join names, with ranges of consecutive blocks: `block 0 … block 3, block 5, lm_head`."""
-    blocks = sorted(int(found[1]) for name in names if (found := re.fullmatch(r"block (\d+)", name)))
-    runs = [[n for _, n in run] for _, run in groupby(enumerate(blocks), key=lambda pair: pair[1] - pair[0])]
-    blocks_text = [f"block {run[0]}" + (f" … block {run[-1]}" if run[1:] else "") for run in runs]
-    return ", ".join([*blocks_text, *(name for name in names if not re.fullmatch(r"block \d+", name))])
 
 
 class ComponentRow(TypedDict):

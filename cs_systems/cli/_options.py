@@ -398,7 +398,8 @@ class ModelCells:
 
     def configs(self, base: RunConfig, workloads: Workloads | None = None) -> list[RunConfig]:
         if _is_call(workloads) and self.mode == (RunConfig.mode,) and "mode" not in given(self):
-            return replace(self, **{"mode": (Mode.FORWARD_BACKWARD,)}).configs(base, workloads)
+            mode: dict[str, Any] = {"mode": (Mode.FORWARD_BACKWARD,)}
+            return replace(self, **mode).configs(base, workloads)
         check_modes(self.mode, STEP_MODES)
         check_keep_graph(self.keep_graph, self.mode)
         if {*self.optimizer} != {RunConfig.optimizer} and Mode.TRAIN_STEP not in self.mode:

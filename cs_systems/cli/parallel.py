@@ -294,6 +294,7 @@ def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[
             (parallel.communication, communication),
             (parallel.skew, communication),
             (parallel.differences, parallel.differences(own)),
+            (parallel.gathered, parallel.gathered(own)),
             (parallel.volumes, parallel.volumes(own)),
             (parallel.stages, parallel.stages(own)),
         ]

@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import groupby, takewhile
 from typing import IO
 
 # A spreadsheet evaluates a cell that begins with one of these, unless it is a number.
@@ -146,3 +146,11 @@ def _quoted(word: str) -> str:
         return shlex.quote(word)
     inside = "".join(c if c.isprintable() else _escaped(c) for c in word.replace("\\", "\\\\").replace("'", "\\'"))
     return f"$'{inside}'"
+
+
+def spans(names: Sequence[str]) -> str:
+    """Join names, with ranges of consecutive blocks: `block 0 … block 3, block 5, lm_head`."""
+    blocks = sorted(int(found[1]) for name in names if (found := re.fullmatch(r"block (\d+)", name)))
+    runs = [[n for _, n in run] for _, run in groupby(enumerate(blocks), key=lambda pair: pair[1] - pair[0])]
+    blocks_text = [f"block {run[0]}" + (f" … block {run[-1]}" if run[1:] else "") for run in runs]
+    return ", ".join([*blocks_text, *(name for name in names if not re.fullmatch(r"block \d+", name))])

@@ -45,6 +45,7 @@ INDEX = {
     "cs_systems.analysis.attribution.operator_table": "operators",
     "cs_systems.analysis.attribution.module_tables": "tree blocks classes modules",
     "cs_systems.analysis.attribution.timeline": "overhead coverage notes",
+    "cs_systems.analysis.attribution.gathers": "gathers",
     "cs_systems.analysis.attribution.overlap": "streams overlap",
     "cs_systems.analysis.attribution.memory_ranges": "memory_ranges memory_ranges_of",
     "cs_systems.analysis.replay.what_ifs": "what_if",

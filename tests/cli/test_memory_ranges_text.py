@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cs_systems.cli._memory_text import print_ranges, spans
+from cs_systems.cli._memory_text import print_ranges
+from cs_systems.core.printable import spans
 from cs_systems.record import Row
 
 MIB = 2**20

@@ -13,10 +13,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, TypedDict
 
+from cs_systems.analysis.attribution.gathers import GATHERS
 from cs_systems.analysis.attribution.overlap import RANK_OVERLAP, RankOverlapRow, Reconciled, reconcile
 from cs_systems.config import STRATEGY_OPTIONS, Phase, RunConfig
 from cs_systems.core import statistics
 from cs_systems.core.fields import Subject
+from cs_systems.core.printable import spans
 from cs_systems.core.tables import Column, Row, first_row, table
 from cs_systems.formulas.memory.tables import RANK_MEMORY
 from cs_systems.formulas.rank_layout import averages_after_backward, data_ranks
@@ -288,6 +290,41 @@ skew = replace(
     shown=f"{_CELL} transfer_s waiting_s",
     notes=("times are sums over all collectives, some of which run at the same time; means of the recorded steps",),
 )
+
+
+class GatheredRow(CellColumns):
+    """Gathers of parameters in one phase of a cell's step."""
+
+    phase: str | None
+    gathers: int
+    in_time: Annotated[int, Column("in time")]
+    late: str
+    late_s: Annotated[
+        float, Column("waited", "waited: time that no kernel ran just before a late gather ended; the record has each")
+    ]
+
+
+@table("gathers of parameters in one step of rank 0", f"{_CELL} phase gathers in_time late late_s")
+def gathered(group: Sequence[RunRecord]) -> list[GatheredRow]:
+    """Return how many gathers of each cell came in time for the computation that needs them, and which came late."""
+    rows: list[GatheredRow] = []
+    for record in on_ranks(group):
+        seen = seen_by("overlap", record, group)
+        found = GATHERS.of(seen.results) if seen else []
+        for phase in dict.fromkeys(row["phase"] for row in found):
+            own = [row for row in found if row["phase"] == phase]
+            late = [row for row in own if not row["in_time"]]
+            rows.append(
+                {
+                    **_identity(record, group),
+                    "phase": phase,
+                    "gathers": len(own),
+                    "in_time": len(own) - len(late),
+                    "late": spans([row["layer"] or "others" for row in late]),
+                    "late_s": sum(row["late_s"] for row in late),
+                }
+            )
+    return rows
 
 
 def straggler(record: RunRecord | None) -> RankOverlapRow | None:

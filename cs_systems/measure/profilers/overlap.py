@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cs_systems.analysis.attribution.gathers import GATHERS, gathers
 from cs_systems.analysis.attribution.overlap import (
     RANK_OVERLAP,
     STREAMS,
@@ -25,6 +26,7 @@ from cs_systems.analysis.attribution.overlap import (
 from cs_systems.analysis.attribution.timeline import OVERHEAD
 from cs_systems.config import ConfigError
 from cs_systems.core.caveats import Caveat
+from cs_systems.core.fields import Subject
 from cs_systems.measure.profilers import Collected, ProfileLost, Profiler, rank_file
 from cs_systems.measure.profilers._readings import CHECK_SHARED
 from cs_systems.measure.profilers._tables import overhead
@@ -63,10 +65,14 @@ def collect(out: Path, record: RunRecord) -> Collected:
     rows: list[RankOverlapRow] = [
         {"rank": row["rank"], **median_row(own), **row} for row, own in zip(skew, ranks, strict=True)
     ]
-    shown: list[StreamRow] = [{"rank": 0, **row} for row in picture(traces[0], ranks[0][median_step(ranks[0])])]
+    step, config = ranks[0][median_step(ranks[0])], record.run_config
+    shown: list[StreamRow] = [{"rank": 0, **row} for row in picture(traces[0], step)]
+    layers = config.model.num_layers if record.subject is Subject.STEP else None
+    gathered = gathers(traces[0], step, layers) if len(traces[0].kernels) else []
     results = {
         **RANK_OVERLAP.filled(rows),
         **STREAMS.filled(shown),
+        **(GATHERS.filled(gathered) if gathered else {}),
         **OVERHEAD.filled(overhead(record)),
     }
     names = ["trace", *(f"trace_rank{number}" for number in range(1, len(paths)))]

@@ -1,0 +1,70 @@
+"""Gathers of sharded parameters: late where nothing was computed just before they ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cs_systems import run
+from cs_systems.analysis.attribution.gathers import GATHERS, gathers
+from cs_systems.analysis.attribution.overlap import streams
+from cs_systems.config import RunConfig, preset
+from cs_systems.readers._kineto import read
+from tests.analysis.attribution.test_overlap import event, kernel, write
+
+GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def gather(start: float, duration: float, number: int, elements: int = 1024) -> list[dict[str, Any]]:
+    described = {"Collective name": "_allgather_base", "In msg nelems": elements, "Group size": 2, "dtype": "Float"}
+    launch, made = kernel(GATHER, start, duration, number, 20)
+    made["args"] |= described
+    return [launch, made]
+
+
+def trace(path: Path) -> Path:
+    """Write a step: forward computes at 30 to 60 and 60 to 90, backward at 100 to 130 and 140 to 170."""
+    events = [event("user_annotation", "step", 0, 200), event("user_annotation", "forward", 1, 80)]
+    events.append(event("user_annotation", "backward", 90, 100))
+    for number, start in enumerate((30, 60, 100, 140)):
+        events += kernel("sm90_gemm", start, 30, number + 1, 7)
+    events += gather(10, 20, 11)  # nothing to compute until it ends
+    events += gather(35, 20, 12)  # while block 0 computes
+    events += gather(95, 5, 13)
+    events += gather(120, 20, 14)  # 10 µs during block 1, 10 µs alone
+    return write(path, events)
+
+
+def test_gathers_are_late_by_the_time_that_nothing_ran_before_their_end(tmp_path: Path) -> None:
+    found = read(trace(tmp_path / "t.json"))
+    rows = gathers(found, streams(found)[0], layers=2)
+    assert [(row["phase"], row["layer"], row["in_time"]) for row in rows] == [
+        ("forward", "block 0", False), ("forward", "block 1", True),
+        ("backward", "block 1", False), ("backward", "block 0", False),
+    ]  # fmt: skip
+    assert [round(row["late_s"] * 1e6, 6) for row in rows] == [20, 0, 5, 10]
+    assert {row["gathered_bytes"] for row in rows} == {8192}
+
+
+def test_layers_stay_unknown_where_the_gathers_are_not_as_many_as_the_blocks(tmp_path: Path) -> None:
+    found = read(trace(tmp_path / "t.json"))
+    assert {row["layer"] for row in gathers(found, streams(found)[0], layers=3)} == {None}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("strategy", ["fsdp", "torch_fsdp2"])
+def test_gathers_of_each_block_are_found_on_two_gpus(strategy: str) -> None:
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    model = preset("small", num_layers=4)
+    record = run(RunConfig(model=model, strategy=strategy, world_size=2, profiler="overlap", warmup=3, steps=3))
+    assert record.status == "ok", record.reason
+    rows = GATHERS.of(record.results)
+    forward = [row["layer"] for row in rows if row["phase"] == "forward" and row["layer"]]
+    assert forward == [f"block {number}" for number in range(4)], rows
+    assert any(row["phase"] == "backward" for row in rows)
+    assert all(0 <= row["late_s"] <= row["duration_s"] for row in rows)
