@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from cs_systems import sweep
-from cs_systems.config import PRESETS, RunConfig
+from cs_systems.analysis.comparison.own_code import OWN_CODE
+from cs_systems.analysis.comparison.strategies import stages
+from cs_systems.config import PRESETS, RunConfig, preset
 from tests.measure.runtime.test_ranks_that_die import no_leftover_process, on_ranks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("no_leftover_process")]
@@ -73,3 +75,35 @@ def test_more_ranks_than_gpus_are_unavailable() -> None:
     (record,) = sweep([replace(TINY, strategy="ddp_flat", world_size=count + 1)])
     assert record.status == "unavailable"
     assert (record.reason or "").startswith(f"{count + 1} ranks need one GPU each, but torch sees {count}")
+
+
+def test_memory_of_each_strategy_is_known_after_building_and_before_and_after_the_update() -> None:
+    base = RunConfig(model=preset("small", num_layers=2), device="cuda", warmup=0, steps=2, profiler="rank_memory")
+    strategies = ("ddp_naive", "ddp_naive+zero1", "fsdp", "torch_fsdp2")
+    found = {}
+    for record in sweep([replace(base, strategy=name, world_size=2) for name in strategies]):
+        assert record.status == "ok", record.reason
+        rows = {row["component"]: row for row in stages([record])}
+        if record.run_config.strategy != "torch_fsdp2":  # which keeps units gathered that the formula divides
+            assert all(row["off"] < 0.02 for name, row in rows.items() if name != "allocated"), rows
+        found[record.run_config.strategy] = rows["allocated"]
+    for row in found.values():
+        assert 0 < row["built_bytes"] < row["backward_bytes"], "gradients join the parameters"
+        assert row["optimizer_bytes"] > row["built_bytes"]
+    whole = found["ddp_naive"]
+    assert found["ddp_naive+zero1"]["optimizer_bytes"] < whole["optimizer_bytes"]
+    for name in ("fsdp", "torch_fsdp2"):
+        assert found[name]["built_bytes"] < 0.7 * whole["built_bytes"], name
+
+
+def test_own_strategies_train_with_an_own_optimizer_and_loss_for_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2] / "data" / "own_code")
+    own = {"optimizer": "adapters.py:get_adamw_cls", "loss_function": "adapters.py:run_cross_entropy"}
+    strategies = ("adapters.py:get_ddp", "adapters.py:get_fsdp", "ddp_naive+adapters.py:get_sharded_optimizer")
+    config = replace(TINY, steps=1, steps_s=0.5, **own)  # type: ignore[arg-type]
+    for record in sweep([replace(config, strategy=name, world_size=2) for name in strategies]):
+        assert record.status == "ok", record.reason
+        assert [row["same"] for row in OWN_CODE.of(record.results)] == ["yes", "yes"]
+        assert record.measurement is not None
+        assert sum(sample.wall_s for sample in record.measurement.timed) > 0.1
+        assert len(record.measurement.timed) > 1
