@@ -30,6 +30,8 @@ def test_verdict_compares_the_fastest_cell_with_the_first_with_its_interval() ->
         timed(around(0.1), attention="sdpa_flash"),
     ]
     text = verdict(records)
+    ratio, low, high = map(float, re.findall(r"\d\.\d\d", text))
+    assert 1.9 < low < ratio < high < 2.1
     assert text.startswith("sdpa_flash is 2.00 (1.")
     assert text.endswith(") times as fast as naive")
 

@@ -332,6 +332,10 @@ NUMBERS: dict[str, tuple[Evidence, float, float | None, str]] = {
                         {"call": "a", "within": "cpu", "time_s": 0.25, "calls_per_step": 9.0}]}, synchronisation=0.25),
         0.25, 0.75, "25% of the step the GPU is idle because the host synchronises with it (1 time in item)",
     ),
+    "host_synchronisation: of one place": (
+        idle({"waits": [{"call": "a", "within": "item", "time_s": 0.25, "calls_per_step": 2.4}]}, synchronisation=0.25),
+        0.25, 0.75, "(2 times in item)",
+    ),
     "host_synchronisation: less than once per step": (
         idle({"waits": [{"call": "a", "within": "item", "time_s": 0.25, "calls_per_step": 0.9}]}, synchronisation=0.25),
         0.25, 0.75, "synchronises with it: ",
