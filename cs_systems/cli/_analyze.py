@@ -25,11 +25,11 @@ from cs_systems.cli._tables import All
 from cs_systems.config import ConfigError
 from cs_systems.core.formats import offered
 from cs_systems.core.range_names import PHASES
-from cs_systems.core.sources import Source, is_archive
 from cs_systems.core.tables import names_in
 
 if TYPE_CHECKING:
     from cs_systems.analysis.attribution.profile import Profile
+    from cs_systems.core.sources import Source
     from cs_systems.readers.forms.jobs import Job
 
 _ROOM = "analysis.attribution"
@@ -104,6 +104,7 @@ def read_profiles(args: Analyze, sources: Sequence[Source], process: int | None 
     from cs_systems.analysis.attribution.inventory import labelled
     from cs_systems.analysis.attribution.known_ranges import with_habits
     from cs_systems.analysis.attribution.profile import profile
+    from cs_systems.core.sources import is_archive
     from cs_systems.readers import cached, read
 
     between = (args.between[0], args.between[1]) if args.between else None

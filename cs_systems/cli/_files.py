@@ -24,13 +24,13 @@ from cs_systems.cli._tables import (
 from cs_systems.config import ConfigError
 from cs_systems.core.formats import recognised
 from cs_systems.core.printable import command_line
-from cs_systems.core.sources import Source, is_archive
 from cs_systems.core.units import counted
 from cs_systems.core.validation import option
 
 if TYPE_CHECKING:
     from cs_systems.analysis.attribution.inventory import FileRow
     from cs_systems.analysis.attribution.profile import Profile
+    from cs_systems.core.sources import Source
 
 
 class OfRank(NamedTuple):
@@ -199,6 +199,8 @@ def inventory_text(args: Analyze, sources: Sequence[Source]) -> str:
     notes = [*first_reasons(reasons), *doubts[:MOST_REASONS]]
     if ignored := len(sources) - len(rows):
         notes.append(f"not listed: {counted(ignored, 'other file')} (no trace, snapshot or records)")
+    from cs_systems.core.sources import is_archive
+
     roots = {source.given for source in sources}
     if any(is_archive(root) for root in roots):
         notes.append("to analyze one of them, unpack the archive")

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
@@ -21,13 +20,13 @@ from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import plugins
 from cs_systems.core.printable import command_line, encodable, visible
 from cs_systems.core.tables import Row, Table
-from cs_systems.record import RunRecord, records_path
 from cs_systems.report import files
 
 TABLE_FORMATS = ("terminal", "markdown", "latex", "typst", "csv")
 FORMATS = (*TABLE_FORMATS, "html")
 if TYPE_CHECKING:
     from cs_systems.analysis.diagnosis import Answer
+    from cs_systems.record import RunRecord
 
     TableFormat = Literal["terminal", "markdown", "latex", "typst", "csv"]
     Format = TableFormat | Literal["html"]
@@ -110,6 +109,8 @@ def page_asked(args: Asked) -> Asked:
     if args.open:
         if args.format not in (None, "terminal", "html"):
             raise ConfigError(f"--open requires --format html, got --format {args.format}; leave out one of them")
+        import tempfile
+
         output = args.output or Path(tempfile.mkdtemp(prefix="cs-systems-")) / "page.html"
         args = replace(args, format="html", output=output)
     check_page(args.format, args.output)
@@ -231,6 +232,8 @@ def sources_of(configs: Iterable[RunConfig]) -> list[Path]:
 
 def _kept(file: Path, read: Path) -> str | None:
     """Return why the file must not be overwritten while the command reads `read`, or None if it may be."""
+    from cs_systems.record import records_path
+
     if files.is_same_file(file, read) or files.is_same_file(file, Path(f"{read}.json")):  # or a snapshot's sidecar
         return f"would overwrite the input {read}"
     records, real = records_path(read), Path(os.path.realpath(file))

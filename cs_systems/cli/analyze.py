@@ -32,7 +32,6 @@ from cs_systems.cli._tables import (
 from cs_systems.config import ConfigError
 from cs_systems.core.formats import TIMELINE, offered, refuse_other, suffixes
 from cs_systems.core.range_names import SPLITS
-from cs_systems.core.sources import Source, opened
 from cs_systems.core.tables import Row
 from cs_systems.core.units import counted
 from cs_systems.core.validation import option
@@ -40,6 +39,7 @@ from cs_systems.core.validation import option
 if TYPE_CHECKING:
     from cs_systems.analysis.attribution.profile import Profile
     from cs_systems.analysis.diagnosis import Answer
+    from cs_systems.core.sources import Source
 
 ARGS = Analyze
 
@@ -57,6 +57,8 @@ def run(args: Analyze, merges: bool = True) -> int:
     check_all(args)
     check_outputs({"--output": args.output}, args.files)
     _check_between(args)
+    from cs_systems.core.sources import opened
+
     with opened(args.files, suffixes()) as sources:
         text = _text(args, sources, merges)
     deliver(text, args.format, args.output, args.open)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cs_systems.config import ConfigError, describe
 from cs_systems.core.formats import refuse_other
-from cs_systems.record import RunRecord, recorded_files
+
+if TYPE_CHECKING:
+    from cs_systems.record import RunRecord
 
 
 def check_file(path: Path, what: str, suffixes: tuple[str, ...], command: str | None = None) -> None:
@@ -32,6 +35,8 @@ def _choice(folder: Path, files: Sequence[Path]) -> str:
 
 def cells_of(folder: Path) -> dict[str, str]:
     """Return a map from a file's name to the description of the cell that wrote it."""
+    from cs_systems.record import recorded_files
+
     return {name: _described(record) for name, record in recorded_files(folder).items()}
 
 
