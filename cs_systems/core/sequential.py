@@ -81,10 +81,6 @@ class Standing(NamedTuple):
     resolution: float | None
     pairs: int
 
-    @property
-    def is_decided(self) -> bool:
-        return self.verdict != "undecided"
-
 
 class SequentialTest:
     """Test whether B is slower or faster than A: `draw` an order, measure a pair, `add` it, until `verdict` is one.

@@ -244,13 +244,6 @@ def counts(config: Any, *names: str) -> None:
             raise ConfigError(f"{name} is {getattr(config, name)}; it must be at least 1", name)
 
 
-def not_negative(config: Any, *names: str) -> None:
-    """Raise ConfigError if a named field of `config`, which is a number, is below 0."""
-    for name in names:
-        if getattr(config, name) < 0:
-            raise ConfigError(f"{name} is {getattr(config, name)}; it must not be negative", name)
-
-
 def settings(config: Any, field: str) -> dict[str, Any]:
     """Parse the `name=value` words of a field into a dict; JSON values are decoded, other values stay text.
 
