@@ -179,7 +179,7 @@ def _without_rest(words: Sequence[str], kind: Any) -> tuple[Sequence[str], tuple
 
 
 def _say_editions(args: Any) -> None:
-    """Print which shape is meant by a size whose name has two."""
+    """Print which of its two shapes a size stands for."""
     from cs_systems.cli._options import sizes_of
 
     for name in sizes_of(args):

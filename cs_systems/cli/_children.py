@@ -1,4 +1,4 @@
-"""Child processes that a script starts: nothing records them, and a script whose children train is told so."""
+"""Child processes that a script starts: nothing records them, and if they train, a message says so."""
 
 from __future__ import annotations
 

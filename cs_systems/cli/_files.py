@@ -61,7 +61,7 @@ def refuse_unused(given: Sequence[Path], sources: Sequence[Source], what: str) -
 
 
 def ranks_in(sources: Sequence[Source], wanted: bool) -> list[OfRank] | None:
-    """Return the ranks of the job that the files are of; None if they are not, or nobody can tell.
+    """Return the ranks of the job that the files come from; None if they are of no job, or it is unknown.
 
     Raises ConfigError if ranks are wanted and there is only one.
     """
@@ -135,7 +135,7 @@ def ranks_text(args: Analyze, ranks: Sequence[OfRank]) -> str:
     if not args.table:
         late = straggler(job)
         number = late.rank if late else leading(job).rank
-        one = next(one for one in ranks if one.rank == number)  # its own causes are those of the step
+        one = next(one for one in ranks if one.rank == number)  # its causes are the causes of the step
         answer = apply_rules(of_job(job, number, read_profiles(args, [one.source], one.process)[0]))
     title = f"{len(job.ranks)} ranks of {where}"
     return joined(answer_text(args, heading, sections, answer), args.format, title, answer=answer)

@@ -96,7 +96,7 @@ def _print_extrapolated(config: RunConfig, device_bytes: int, reason: str, measu
 
 
 def _peak(record: RunRecord, reason: str) -> int:
-    """Return the measured peak. Raises ConfigError where there is none, and says why nothing was predicted."""
+    """Return the measured peak. Raises ConfigError with the reason why nothing was predicted, if there is none."""
     peak = record.measurement.peak_allocated_bytes if record.measurement else None
     if peak is None:
         batch = record.config["batch_size"]
@@ -138,7 +138,7 @@ def cheapest_plan(config: RunConfig, budget_bytes: int, forecast: Forecast) -> t
 
 
 def _plans(stacks: dict[str, int]) -> Iterator[str]:
-    """Yield the plans whose checkpoints are single blocks: the first eighths of one list, all, and selective ones."""
+    """Yield the plans with single blocks as checkpoints: the first eighths of one list, all, and selective ones."""
     if len(stacks) == 1:
         (blocks,) = stacks.values()
         yield from dict.fromkeys(f"blocks:0-{max(0, blocks * part // 8 - 1)}" for part in range(1, 8))

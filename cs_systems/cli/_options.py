@@ -180,7 +180,7 @@ def given(args: Any, default: Any = None) -> list[str]:
 
 
 def sizes_of(args: Any) -> Iterator[str]:
-    """Yield the sizes that a command's options name, those of nested options included."""
+    """Yield the sizes that a command's options name, also in nested options."""
     for each in fields(args):
         value = getattr(args, each.name)
         if is_dataclass(value):
@@ -280,7 +280,7 @@ def refuse(names: Collection[str], why: str) -> None:
 
 
 def check_modes(modes: Sequence[str], known: Sequence[str]) -> None:
-    """Raise ConfigError with the modes of this command for a word that is no mode at all."""
+    """Raise ConfigError with the modes of this command for an unknown mode."""
     for mode in modes:
         if mode not in {*Mode}:
             one_of("mode", mode, known)
@@ -343,7 +343,7 @@ def _option(each: Declared) -> tuple[Any, Any]:
 
 
 def of_subject(subject: Subject) -> list[Declared]:
-    """Return the fields with an option that say what a cell of a subject is."""
+    """Return the fields of a subject that have an option."""
     return [each for each in LEAVES.values() if each.field.takes and subject in each.subjects and not each.always]
 
 

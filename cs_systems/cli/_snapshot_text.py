@@ -96,7 +96,7 @@ def _cut(found: Attribution) -> list[str]:
 
 
 def doubt(found: Attribution) -> str | None:
-    """Return the line of the heading that says why the program's peak is unknown, or may be."""
+    """Return the line of the heading with the reason why the program's peak is unknown, or may be."""
     if len(found.replay.snapshot.events) and not found.replay.has_peak:
         return _peak(found)
     return next(iter(_cut(found)), None) if found.replay.is_cut else None

@@ -34,7 +34,7 @@ REDRAW_S = 0.5  # time between two drawings of the progress bar, at least
 
 
 class CellRow(TypedDict):
-    """Cell before it runs; `note` says why it cannot run or does not fit."""
+    """Cell before it runs; `note` is the reason why it cannot run or does not fit."""
 
     cell: str
     predicted_peak_bytes: Annotated[int | None, Column(own_unit=True)]
@@ -120,7 +120,7 @@ def print_own_code(records: Sequence[RunRecord]) -> None:
 def print_figure_and_paths(
     format: str, folder: Path, kind: str, figure: Path | None, drawn: Sequence[RunRecord]
 ) -> None:
-    """Draw the figure of the records `drawn`, if they have the data, and print its path and that of the records.
+    """Draw the figure of the records `drawn`, if they have the data, and print its path and the path of the records.
 
     The paths go to standard error unless the tables are for the terminal, because another program may read those.
 

@@ -132,7 +132,7 @@ def document_text(
 ) -> list[str]:
     """Return the diagnoses, the heading and the tables.
 
-    `doubt` is a line of the heading about all numbers: it comes first, and beside CSV on the standard error.
+    `doubt` is a line of the heading about all numbers: it comes first, and for CSV on standard error.
     On a terminal the heading is printed as lines; in other formats as notes, which every format escapes.
     """
     from cs_systems.analysis.diagnosis import NO_ANSWER

@@ -27,7 +27,7 @@ _SYNONYMS = (
     ("size", "model", "preset"),
 )
 _WORDS = {word: same[0] for same in _SYNONYMS for word in same}
-# Words that say nothing alone: --step-size does not mean --size.
+# Words without a meaning of their own: --step-size does not mean --size.
 _GENERAL = {"d", "length", "num", "size"}
 _TYPING_ERROR, _SIMILAR = 0.8, 0.65  # likeness of two options, from 0 to 1
 

@@ -152,7 +152,7 @@ def run(args: Compare) -> int:
 
 
 def _status(found: Comparison | None, fail_on: Sequence[str]) -> int:
-    """Return the exit status, and say on standard error which cells gave it."""
+    """Return the exit status, and print on standard error which cells caused it."""
     from cs_systems.analysis.comparison.runs import is_larger
 
     failing = [

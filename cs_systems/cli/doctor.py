@@ -1,6 +1,6 @@
 """Check what works on this machine, and show the command that fixes what does not.
 
-The last sentence says what can be done here, and what to install first.
+The last sentence names what can be done here, and what to install first.
 
 The exit status is 0 if naive attention, which every machine should run, works, and 3 if not.
 """

@@ -144,7 +144,7 @@ def print_profile(record: RunRecord, folder: Path) -> None:
 
 
 def print_of_host(record: RunRecord) -> None:
-    """Print the tables of a record whose trace holds no kernel, if it has one: the ranges and operators of the host."""
+    """Print the ranges and operators of the host, if the trace of the record has no kernel."""
     from cs_systems.analysis.attribution.timeline import DECLARED
 
     of_host = [n for n in ("ranges", "operators") if n in record.results and "coverage" not in record.results]

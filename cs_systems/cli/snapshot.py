@@ -77,7 +77,7 @@ ARGS = SnapshotArgs
 def run(args: SnapshotArgs) -> int:
     """Show the snapshot; return exit status 0.
 
-    Raises ConfigError for a malformed request, or a file that is no snapshot.
+    Raises ConfigError for a malformed request, or a file that is not a snapshot.
     """
     if not args.files:
         raise no_file(args, "a snapshot, several, a folder or an archive")
@@ -151,7 +151,7 @@ def _recorded(source: Source, found: Attribution) -> list[str]:
 
 
 def _peaks(args: SnapshotArgs, sources: Sequence[Source]) -> str:
-    """Return one row for each of several snapshots; those of ranks begin with the answer about all."""
+    """Return one row per snapshot; for ranks, the first row is about all of them."""
     from cs_systems.analysis.diagnosis._together import together
     from cs_systems.analysis.memory.tables import FILES, file_row
     from cs_systems.analysis.memory.tensor_names import tensor_names

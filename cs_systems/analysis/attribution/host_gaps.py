@@ -1,6 +1,6 @@
 """Work of the host while no kernel runs and no CUDA call is made; and the places where it waits for the device.
 
-Both name the innermost that the recording tells: a Python function, a range of the user, or an operator.
+Both give the innermost name in the recording: a Python function, a range of the user, or an operator.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Kinds of work of the host, told by the names of functions and ranges: a checkpoint, a log, a compilation.
+"""Kinds of work of the host, by the names of functions and ranges: a checkpoint, a log, a compilation.
 
-A remedy must be right for any loop: it cannot assume that the work prepares data, unless its name says so.
+A remedy must be right for any loop: it can only assume that the work prepares data if its name contains that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Phases of a trace whose author marked neither forward nor backward, inferred from what every PyTorch program leaves.
+"""Phases of a trace without marks of forward and backward, inferred from what every PyTorch program leaves.
 
 - backward: launched under a backward operator (autograd's sequence numbers, or a name such as `MmBackward0`, which is
   all that PyTorch 1.8 recorded), or in a thread that runs backward and is not the forward's;
@@ -38,12 +38,12 @@ def are_marked(trace: Trace) -> bool:
 
 
 def infers_backward(trace: Trace) -> bool:
-    """Return whether operators or their ranges tell backward from the rest."""
+    """Return whether operators or their ranges distinguish backward from the rest."""
     return bool(inferred(trace, route_of(trace)))
 
 
 def inferred(trace: Trace, route: SequenceRoute | None) -> dict[str, Bools]:
-    """Return for each phase which kernels belong to it; {} where nothing tells backward from the rest."""
+    """Return for each phase which kernels belong to it; {} where nothing distinguishes backward from the rest."""
     kernels = trace.kernels
     launched = ~np.isnan(kernels.launch_start_s)
     backward = _under(trace, trace.ranges.timelines, _is_backward)

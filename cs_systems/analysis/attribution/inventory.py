@@ -77,7 +77,7 @@ def _tables(profile: Profile) -> list[str]:
 
 
 def row_of_other(source: Source) -> FileRow | None:
-    """Return the row of a file that is no trace; None where the file belongs to no command."""
+    """Return the row of a file that is not a trace; None where the file belongs to no command."""
     found = format_of(source)
     return _row(source, found.name, found.holds, found.command) if found else None
 

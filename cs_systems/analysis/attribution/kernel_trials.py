@@ -71,9 +71,10 @@ def kernel_trials(profile: Profile) -> Trials | None:
 
 
 def _runs(segment: Ints, multiplies: Bools, function: Ints) -> Ints:
-    """Return the number of a run of trials for each kernel, UNKNOWN outside of them, where no operators are known.
+    """Return for each kernel the number of its run of trials, else UNKNOWN; for traces without operators.
 
-    Between two waits a trial runs one product alone, again or not. Consecutive trials of other products are a run.
+    Between two waits, a trial runs one product once or several times. Trials that follow each other form a run, also
+    of different products.
     """
     codes, mine = np.unique(segment, return_inverse=True)
     low, high = np.full(len(codes), np.iinfo(np.int64).max), np.full(len(codes), -1)

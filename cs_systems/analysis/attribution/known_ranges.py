@@ -157,7 +157,7 @@ def _applied(trace: Trace, own: Sequence[Habit], habits: Sequence[Habit]) -> tup
 
 
 def _renamed(trace: Trace, habits: Sequence[Habit], names: set[str]) -> tuple[Trace, list[Habit]]:
-    """Return the trace with the meaning behind those of the names that a habit matches, and these habits."""
+    """Return the trace with the meaning behind the names that a habit matches, and these habits."""
     means: dict[str, str] = {}
     used = []
     for habit in habits:

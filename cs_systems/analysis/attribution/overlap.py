@@ -1,6 +1,6 @@
 """Communication against computation on one rank, and waiting against transfer between ranks.
 
-In one rank's trace, by interval arithmetic: communication is hidden while a collective runs beside computation (a
+In one rank's trace, by interval arithmetic: communication is hidden while a collective and computation run together (a
 kernel, a copy), and exposed while it runs alone. The device is idle while neither runs. Together they make up the step:
 
     step = compute + exposed + idle
@@ -8,7 +8,7 @@ kernel, a copy), and exposed while it runs alone. The device is idle while neith
 The difference between a traced step on N ranks and one on one rank is exactly the sum of three (`reconcile`):
 
 - exposed communication;
-- slower computation beside communication: the collective's kernels take multiprocessors and memory bandwidth from it,
+- slower computation during communication: the collective's kernels take multiprocessors and memory bandwidth from it,
   and some strategies copy;
 - longer waits of the device for the host.
 
@@ -134,7 +134,7 @@ def union(start_s: Floats, end_s: Floats) -> Intervals:
 
 
 def intersection(a: Intervals, b: Intervals) -> Intervals:
-    """Return what both cover; where one begins as the other ends, rounding is no overlap."""
+    """Return what both cover; where one begins as the other ends, rounding does not count as overlap."""
     edges = np.unique(np.concatenate([*a, *b]))
     inside = _covers(a, edges[:-1]) & _covers(b, edges[:-1]) & (np.diff(edges) > ROUNDING_S)
     return union(edges[:-1][inside], edges[1:][inside])

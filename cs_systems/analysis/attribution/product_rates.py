@@ -21,7 +21,7 @@ FACTORS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
 # Kernels without tensor cores, and those in fp64: other rules compare their precision with a shorter one.
 ON_CUDA_CORES = re.compile(r"sgemm|simt|ffma|f32f32_f32f32|dgemm|d884|f64f64|<double", re.IGNORECASE)
 SHORT = re.compile(r"bf16|bfloat16|f16|half|nvjet_[ht]s", re.IGNORECASE)  # types of two bytes
-LEAST_RATE = 0.02  # share of the products' time; a shorter product tells no rate that others could reach
+LEAST_RATE = 0.02  # share of the products' time; the rate of a shorter product is no limit for others
 SLOW_MEMORY = 1e12  # bytes/s; assumed for a device without a data sheet
 
 

@@ -56,7 +56,7 @@ def recomputed(profile: Profile) -> Recomputed:
 
 
 def _in_checkpoints(trace: Trace, ops: Operators) -> Bools:
-    """Return for each kernel whether the innermost node of the graph around its launch is that of a checkpoint."""
+    """Return for each kernel whether a checkpoint is the innermost node of the graph around its launch."""
     if not any(CHECKPOINT.search(one.name) for one in ops.signature.values):
         return np.zeros(len(trace.kernels), bool)
     is_node = ops.signature.codes_where(lambda one: NODE.search(one.name))

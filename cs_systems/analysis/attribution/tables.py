@@ -514,7 +514,7 @@ def mean_step_s(rows: Sequence[Row]) -> float | None:
 
 
 def drawn_step(rows: Sequence[Row]) -> str:
-    """Return the step that the page's timeline begins with, and the mean of all, from `steps`; "" if there is no other.
+    """Return the step that the page's timeline begins with, and the mean of all, from `steps`; "" if there is only one.
 
     It is the step with the median wall time (the shorter of two), as in `timeline.median_step`.
     """

@@ -204,7 +204,7 @@ def view(profile: Profile) -> View:
     own = within(profile, first.start_s, profile.steps[numbers[-1]].end_s)
     names, ranges, operators = Numbered[str](), Numbered[str](), Numbered[str]()
     functions, places = Numbered[Function](), Numbered[Place]()
-    for function, _ in profile.groups:  # those of other steps too: the tables name them
+    for function, _ in profile.groups:  # also groups of other steps, which the tables name
         _ = names[function.name]
     main = main_thread(trace.ranges)
     threads = Numbered[int]() if main is None else Numbered({main: 0})

@@ -81,7 +81,7 @@ class Usual:
         total_s: the time of all steps, or of the whole recording.
         start_up: the causes of the start-up with their times, the longest first, in words.
         is_cold: first uses go on until the end, so that no step is usual.
-        is_once: no work is known to repeat, so that nothing tells whether this is how it usually runs.
+        is_once: no work is known to repeat, so it is unknown whether this is how it usually runs.
         is_named: the program marks this work by ranges.
         is_rest: it is what is left of such a range after its own start-up.
         windows: the usual steps, each from the end of the kernels of the step before to the end of its own.
@@ -102,7 +102,7 @@ class Usual:
 
 
 def usual_steps(profile: Profile) -> Usual:
-    """Return the usual steps of a profile, as far as its recording tells them apart."""
+    """Return the usual steps of a profile, as far as its recording distinguishes them."""
     if len(profile.devices) > 1:  # what limits a step is judged on the device that works most
         profile = restricted(profile, profile.steps, device=busiest(profile))
     if [step.name for step in profile.steps] != [RECORDING]:

@@ -35,7 +35,7 @@ from cs_systems.readers.forms.trace import Trace
 
 TOLERANCE_S = 100e-6  # by which aligned clocks may still differ
 APART_S = 60.0  # between recordings; ranks of one job are recorded together
-MOST_TOLD = 4  # ranks; those of a larger job are in the table alone
+MOST_TOLD = 4  # ranks; for a larger job, only the table has them
 MOST_BESIDE = 2  # kinds of computation named beside a collective
 
 

@@ -433,7 +433,7 @@ def _kernels_of(usual: Usual) -> int:
 
 
 def _too_little(usual: Usual) -> str:
-    """Return why a recording of one pass with hardly a kernel tells nothing of a step."""
+    """Return why a recording of one pass with hardly a kernel is no basis for a step."""
     count = _kernels_of(usual)
     time_s, of_s = human(usual.profile.time_s, "s"), human(usual.step_s, "s")
     return (

@@ -32,7 +32,7 @@ def with_measured(
 ) -> Diagnosis | str:
     """Return the diagnosis with the fastest cell that carries out its remedy, if the run has one.
 
-    If no such cell is faster, return the sentence that says so: the run's rows refute the remedy.
+    If no such cell is faster, return a sentence about it: the run's rows refute the remedy.
 
     same: fields in which all cells of the run agree, and which need no name.
     """
@@ -103,7 +103,7 @@ def with_part(evidence: Evidence, experiment: str, instead: str | None = None) -
     if row is None or row["time_s"] is None or row["baseline_s"] is None or step_s is None or evidence.is_host_bound:
         return None
     rest_s = step_s - row["baseline_s"]
-    if rest_s < 0:  # the parts overlap, so that their sum is no part of the step
+    if rest_s < 0:  # the parts overlap, so their sum exceeds the step
         return None
     low, high = (row["time_s"] if end is None else end for end in (row["low_s"], row["high_s"]))
     return Expected(rest_s + row["time_s"], rest_s + low, rest_s + high, "measured")

@@ -1,4 +1,4 @@
-"""Reasons why a trace without kernels is not judged, with what it tells nevertheless."""
+"""Reasons why a trace without kernels is not judged, and what it shows nevertheless."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
 
 
 def _work(rows: Iterable[HostGapRow], whole_s: float) -> HostWork | None:
-    """Return the kind of work that takes most of the time; None if the names tell none that does."""
+    """Return the kind of work that takes most of the time; None if no name shows it."""
     times: dict[HostWork, float] = {}
     for row in rows:
         if work := host_work(row["host"]):

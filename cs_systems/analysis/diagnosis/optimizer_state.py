@@ -20,7 +20,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
         return None
     cause = f"optimizer state takes {size / memory.peak_bytes:.0%} of the memory at the peak"
     at_best, then = memory.at_best(OPTIMIZER_STATE), expected(memory, optimizer=BF16)
-    remedy = REMEDY if then is None else KEEP  # the forecast is that of bf16
+    remedy = REMEDY if then is None else KEEP  # the forecast is for bf16
     return Diagnosis(cause, remedy, memory.peak_bytes, at_best, "bytes", memory.rows, expected=then)
 
 

@@ -51,7 +51,7 @@ def _of_leading(ranks: Sequence[LoopRankRow], step_s: float) -> float:
 def started_collections(evidence: Evidence) -> CollectionRow | None:
     """Return the garbage collection that starts by itself in an own function, which takes at least half as much time.
 
-    Without what the function does, the collector would not run: it is no cause of its own.
+    Without what the function does, the collector would not run: it is not a cause of its own.
     """
     row, step_s = next(iter(COLLECTIONS.of(evidence.tables)), None), evidence.step_s
     if row is None or row.get("is_called") or not step_s or not row["total_s"]:

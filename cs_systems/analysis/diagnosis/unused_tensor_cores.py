@@ -14,7 +14,7 @@ from cs_systems.core.tables import Row
 from cs_systems.formulas.cost import COST
 from cs_systems.formulas.peaks import CEILING, has_tensor_cores, lacks_bf16
 
-# Names of cuDNN's convolutions on the CUDA cores, beside those that it computes as products.
+# Names of cuDNN's convolutions on the CUDA cores; it computes others as products.
 FP32_CONVOLUTION = re.compile(r"scudnn|convolve_sgemm|(winograd\w*|[dw]grad\w*_engine)<float", re.IGNORECASE)
 # Names of cuBLAS's and CUTLASS's products on the CUDA cores: fp32 in and out, without TF32.
 FP32_KERNEL = re.compile(rf"sgemm|simt|ffma|f32f32_f32f32|{FP32_CONVOLUTION.pattern}", re.IGNORECASE)

@@ -219,7 +219,7 @@ def _before_by_size(made: list[Attributed]) -> tuple[list[Attributed], list[str]
 
 
 def _wider_state(gradients: Counter[int], before: Counter[int]) -> dict[int, tuple[int, int]] | None:
-    """Return (parameters, state) by size if the state is twice as wide as the weights: fp32 beside bf16.
+    """Return (parameters, state) by size if the state is twice as wide as the weights: fp32 for weights in bf16.
 
     None unless whole sets of it are there, one for each moment and master weight, and none as wide as the weights. For
     weights of one size alone, a block of twice the size tells nothing.

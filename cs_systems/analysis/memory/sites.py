@@ -60,7 +60,7 @@ def _is_python(frame: Frame) -> bool:
 
 
 def _native(stack: Stack) -> Frame:
-    """Return the frame that says most of a C++ stack: autograd's node, the innermost of ATen, else the innermost."""
+    """Return the most specific frame of a C++ stack: autograd's node, the innermost of ATen, else the innermost."""
     for wanted in (r"torch::autograd::.*Backward\d*::apply\b.*", r"at::.*"):
         if found := next((f for f in stack if re.match(wanted, f.function)), None):
             return found

@@ -215,7 +215,7 @@ Moment = Callable[[Attributed], int]
 def _most_seen(
     allocations: Sequence[Attributed], begins: Moment, ends: Moment, most: int
 ) -> tuple[list[Attributed], list[Attributed]]:
-    """Return (the allocations with the most bytes × time, by their start; the others)."""
+    """Return (the allocations with the most bytes × time, in the order of their start; all others)."""
     if len(allocations) <= most:
         return sorted(allocations, key=begins), []
     by_area = sorted(allocations, key=lambda a: -a.allocation.bytes * (ends(a) - begins(a)))

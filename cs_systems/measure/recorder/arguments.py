@@ -73,7 +73,7 @@ def optimizers_of(optimizer: Any) -> list[Optimizer]:
 
 
 def device_of(device: Any, models: Sequence[nn.Module]) -> torch.device:
-    """Return the given device, or by default that of the models. Raises ConfigError."""
+    """Return the given device, or by default the device of the models. Raises ConfigError."""
     return _device_of(models) if device is None else _named_device(device)
 
 

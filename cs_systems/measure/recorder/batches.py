@@ -222,7 +222,7 @@ def _targets(node: ast.AST) -> set[str]:
 
 
 def _bases(target: ast.expr) -> set[str]:
-    """Return the names of targets, without those of an index: `rows` of `rows[i]`."""
+    """Return the names of targets, without the names in an index: `rows` of `rows[i]`."""
     match target:
         case ast.Tuple(elts=targets) | ast.List(elts=targets):
             return set[str]().union(*map(_bases, targets))

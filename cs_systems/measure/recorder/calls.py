@@ -1,7 +1,7 @@
 """Calls of a model that repeat another one of the same step: the same input, where one result would do.
 
 A call is compared by some elements of its tensors and by its other arguments. Hooks on the results tell which of them
-backward uses: two calls with dropout, both used, are no repetition.
+backward uses: two calls with dropout, both used, do not count as a repetition.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Calls(FewSteps):
         if call.is_in_update:
             return
         (model, *positional), named = call.arguments
-        is_known = call.is_recorded and isinstance(model, nn.Module)  # that of a compiled call is not given
+        is_known = call.is_recorded and isinstance(model, nn.Module)  # a compiled call does not give its model
         self._in_step += 1
         key = _key((positional, named)) if is_known and self._in_step <= MOST_CALLS else None
         self._open.append(

@@ -27,7 +27,7 @@ class Collections:
         self._by_step: Counter[int] = Counter()
 
     def step_begins(self, number: int | None) -> None:
-        """Begin a step; None: what follows is no step of the loop."""
+        """Begin a step; None: what follows does not belong to a step of the loop."""
         self._step = number
 
     def begin(self) -> None:

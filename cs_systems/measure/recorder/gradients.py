@@ -57,7 +57,7 @@ class Updates:
         cleared: of them, those before which gradients were cleared after their backward pass.
         missing: of them, those in which no parameter had a gradient.
         zero: of them, those in which all gradients were zero, and no backward pass had computed others.
-        is_own: the program makes the gradients itself from those of backward passes.
+        is_own: the program computes its gradients from the ones of backward passes.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:

@@ -141,7 +141,7 @@ def _on_model(model: nn.Module) -> Iterator[Callable[[], Undo]]:
 
 
 def _wrapped(function: Callable[..., Any], tells: Tells) -> Callable[..., Any]:
-    """Wrap the function in the phase that `tells` returns for its arguments, if any."""
+    """Wrap the function in the phase that `tells` returns for its arguments, unless that is None."""
 
     @passed_through
     @functools.wraps(function)

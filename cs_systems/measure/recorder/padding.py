@@ -102,7 +102,7 @@ def filled_share(tensor: Tensor) -> tuple[float, int | None] | None:
 def _longest_ends(is_filler: Tensor) -> float:
     """Return the share of positions in runs of at least two fillers at the same end of their rows, the larger of both.
 
-    Rows that all end with equally many fillers are no padding, but a border.
+    Rows that all end with equally many fillers are not padded: they have a border.
     """
     shares = []
     for side in (is_filler.flip(1), is_filler):

@@ -238,7 +238,7 @@ class RankSteps(Observer):
         }
 
     def _observes(self) -> bool:
-        """Return whether calls in this thread belong to the loop: in a backward pass, those of autograd's threads."""
+        """Return whether calls in this thread belong to the loop: in a backward pass, autograd's threads do, too."""
         if self._tracker.captures() or self._tracker.failure is not None:
             return False
         return threading.get_ident() == self._thread or self._tracker.is_open(BACKWARD)

@@ -52,7 +52,7 @@ class ForeignErrors(PrecisionError):
                 "function (config, device) that returns (model, batch, loss)"
             )
         made.check()
-        torch.manual_seed(cell.config.seed)  # the dropout of the first step is that of the reference
+        torch.manual_seed(cell.config.seed)  # the first step has the same dropout as the reference
         return made.inner
 
     def _errors(self, low: Any, scale: float | None) -> PrecisionErrorRow:

@@ -130,7 +130,7 @@ def check_scheduler(scheduler: Any, optimizer: Any, by_option: str | None = None
         by_option: the configuration's optimizer, where only that can have replaced the scheduler's.
     """
     scheduled = getattr(scheduler, "optimizer", None)
-    groups = getattr(optimizer, "param_groups", None)  # a wrapper, as Accelerate's, shares those of the optimizer in it
+    groups = getattr(optimizer, "param_groups", None)  # a wrapper shares them with the optimizer in it
     if isinstance(scheduler, type) or not isinstance(scheduled, Optimizer) or scheduled.param_groups is groups:
         return
     name = type(scheduled).__name__

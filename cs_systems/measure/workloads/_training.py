@@ -182,7 +182,7 @@ class Training:
 
 
 def _needs_closure(optimizer: Any) -> bool:
-    step = getattr(type(optimizer), "step", None)  # of the class, because a scheduler replaces that of an instance
+    step = getattr(type(optimizer), "step", None)  # of the class: a scheduler replaces an instance's
     try:
         if step is not None:
             inspect.signature(step).bind(optimizer)

@@ -35,7 +35,7 @@ from cs_systems.measure.workloads.train_step import TrainStep
 from cs_systems.record import Ran
 
 FIRST_LOSS_SCALE = 2.0**16  # the initial scale of torch.amp.GradScaler
-# Share of the whole gradient below which a parameter's is roundoff: that of a key's bias is 0 in exact numbers.
+# Share of the whole gradient below which a parameter's is roundoff: the gradient of a key's bias is 0 in exact numbers.
 ROUNDOFF = 1e-6
 SHARE_FOR_FLOAT64 = 0.8  # of the memory; the rest covers allocations that no formula predicts
 BYTES_OF_FLOAT64 = 8

@@ -95,7 +95,7 @@ class StrategyError:
         ]
 
     def _leaves_whole(self, wrapped: nn.Module) -> bool:
-        """Return whether code of the user's own that divides parameters has divided none of this model's."""
+        """Return whether the user's own code, which should divide parameters, has left all of this model's whole."""
         divides = plugins.is_foreign(self.config.strategy) and "parameters" in self.cell.strategy.splits
         return divides and _elements(wrapped) == _elements(self._model(self.config.seed))
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from cs_systems.core.statistics import Comparison
 
-TOO_WIDE = 4  # ratio of an interval's ends above which it says nothing
+TOO_WIDE = 4  # ratio of an interval's ends above which it is left out
 
 
 def with_speedups(

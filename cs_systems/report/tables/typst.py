@@ -8,7 +8,7 @@ from cs_systems.report.tables.fitting import pieces
 from cs_systems.report.tables.paper import NEGATIVE, Line, PaperTable, laid_out
 from cs_systems.report.tables.table import Table
 
-_INSET_EM = 0.5  # beside the text of a cell; the width of a column includes it
+_INSET_EM = 0.5  # on each side of a cell's text; the width of a column includes it
 _MAY_BREAK = r"\u{200b}"  # zero-width space
 _DASHES = r"-\u{2060}-\u{2060}"  # with word joiners: no line ends after the dashes of an option
 
