@@ -229,13 +229,13 @@ def test_logits_of_a_snapshot_are_what_loss_made_and_the_last_layer_keeps(tmp_pa
     """Loss makes 4,096 bytes that backward frees, and 1,024 that it frees itself at the peak."""
     loss = [{"filename": "model.py", "line": 2, "name": "loss_fn"}]
     events = [
-        event("alloc", A, 2048, 1, frames=FORWARD), event("alloc", B, 4096, 2, frames=loss),
+        event("alloc", A, 1536, 1, frames=FORWARD), event("alloc", B, 4096, 2, frames=loss),
         event("alloc", B + 8192, 1024, 3, frames=loss), event("free_requested", B + 8192, 1024, 4, frames=loss),
         event("alloc", B + 8192, 512, 5, frames=BACKWARD),
     ]  # fmt: skip
     memory = of_snapshot(attribute(replayed(tmp_path, events)), UNNAMED).memory
     assert memory is not None
-    assert (memory.peak_bytes, memory.of(LOGITS), memory.of("activations"), memory.phase) == (7168, 5120, 2048, "loss")
+    assert (memory.peak_bytes, memory.of(LOGITS), memory.of("activations"), memory.phase) == (6656, 5120, 1536, "loss")
 
 
 def test_snapshot_without_a_peak_is_no_evidence(tmp_path: Path) -> None:
