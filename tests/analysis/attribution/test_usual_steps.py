@@ -28,6 +28,7 @@ from cs_systems.analysis.attribution.usual_steps import (
     usual_steps,
     whole_graph_share,
 )
+from cs_systems.config import ConfigError
 from cs_systems.readers.forms.columns import Range
 from cs_systems.readers.forms.trace import Step
 from tests.analysis.attribution.made import ADD, MAIN, PRODUCT, Made
@@ -343,6 +344,13 @@ def test_single_range_is_usual_from_its_first_launch_on(wait_s: float, name: str
     assert usual.start_up_s == pytest.approx(10.0 + wait_s)
     assert usual.step_s == pytest.approx(8.0)
     assert usual.start_up == ("10.0 s in stretches without a CUDA call",)
+
+
+def test_time_after_a_recording_is_refused_with_its_end() -> None:
+    made = Made()
+    made.kernel(PRODUCT, 1.0, 3.5)
+    with pytest.raises(ConfigError, match=r"choose times from 0 to 2\.5 s, when its recording ends"):
+        profile(made.trace(), between=(2.5, 9.0))
 
 
 @pytest.mark.parametrize("profiler", ["nsys", "kineto"])

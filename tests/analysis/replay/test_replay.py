@@ -111,6 +111,14 @@ def test_a_change_that_meets_nothing_is_refused(change: object, reason: str | No
     assert (answer.reason if isinstance(answer, Refusal) else None) == reason
 
 
+def test_refusal_lists_the_first_twelve_ranges() -> None:
+    names = [f"part {number:02}" for number in range(14)]
+    trace, steps, _ = simulated((*(one for name in names for one in (Open(name), Host(10 * US), Close())), *STEP))
+    answer = replayed(trace, steps).what_if(HostScaled(0.0, "augment"))
+    assert isinstance(answer, Refusal)
+    assert answer.reason.count(", ") == 11, answer.reason
+
+
 def test_kernels_of_a_graph_recorded_whole_cannot_be_scaled() -> None:
     trace, steps, _ = simulated((*STEP, Graph((1 * MS,)), Sync()))
     functions = trace.kernels.function
