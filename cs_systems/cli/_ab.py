@@ -11,7 +11,7 @@ import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TypedDict
 
@@ -46,10 +46,11 @@ class SideRow(TypedDict):
     failed: int
     median_s: Annotated[float | None, Column(own_unit=True)]
     range: Annotated[str, Column("p10 … p90")]
-    loss: Annotated[str, Column(drop=1)]
+    loss: Annotated[str, Column(drop=2)]
+    step_j: Annotated[float | None, Column("energy", own_unit=True, drop=1)]
 
 
-COMPARED = Table("compared", SideRow, "")
+COMPARED = Table("compared", SideRow, "durations, A and B in turn, each in a new process")
 _UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
@@ -215,6 +216,7 @@ def _process(ran: Ran) -> dict[str, object]:
         "place": ran.place,
         "time_s": trial.value,
         "loss": trial.loss,
+        "step_j": trial.step_j,
         "reason": trial.reason,
     }
 
@@ -231,8 +233,7 @@ def _deliver(args: Ab, compared: Compared, standing: Standing) -> None:
     if text := _losses(compared):
         notes.append(text)
     sentence = visible(_sentence(compared, standing))
-    table = replace(COMPARED, caption="durations, A and B in turn, each in a new process")
-    texts = [table_text(table, rows, notes, args.format, args.output)]
+    texts = [table_text(COMPARED, rows, notes, args.format, args.output)]
     if args.format in ("terminal", "markdown"):
         width = text_width(terminal_width(args.output))
         is_text = args.format == "terminal"
@@ -262,6 +263,7 @@ def _document(compared: Compared, standing: Standing, rows: list[SideRow]) -> di
 def _row(compared: Compared, name: str, side: Program) -> SideRow:
     trials = compared.trials(name)
     times = [trial.value for trial in trials if trial.value is not None]
+    joules = [trial.step_j for trial in trials if trial.step_j is not None]
     losses = sorted(trial.loss for trial in trials if trial.loss is not None)
     return {
         "side": name,
@@ -271,6 +273,7 @@ def _row(compared: Compared, name: str, side: Program) -> SideRow:
         "median_s": quantile(times, 0.5) if times else None,
         "range": f"{human(quantile(times, 0.1), 's')} … {human(quantile(times, 0.9), 's')}" if times else "",
         "loss": f"{quantile(losses, 0.5):.5g}" if losses else "",
+        "step_j": quantile(joules, 0.5) if joules else None,
     }
 
 

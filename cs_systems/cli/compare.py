@@ -75,6 +75,8 @@ class ShownRow(TypedDict):
     finds: str
     a_bytes: Annotated[int | None, Column("baseline peak", own_unit=True, drop=1)]
     b_bytes: Annotated[int | None, Column("candidate peak", own_unit=True, drop=2)]
+    a_j: Annotated[float | None, Column("baseline energy", own_unit=True, drop=1)]
+    b_j: Annotated[float | None, Column("candidate energy", own_unit=True, drop=2)]
     verdict: str
 
 
@@ -219,6 +221,10 @@ def _timings(args: Compare, comparison: Comparison, torn: list[str]) -> str:
     left_out = {"phase"} if of_one else set()
     if not any(row["a_bytes"] and row["b_bytes"] for row in rows):
         left_out |= {"a_bytes", "b_bytes"}
+    if not any(row["a_j"] and row["b_j"] for row in rows):
+        left_out |= {"a_j", "b_j"}
+    else:
+        legends.append("energy: of a step, by the counter of the device")
     if shared := _shared([row["cell"] for row in rows]):
         caption += f"; in all cells: {' · '.join(shared)}"
         for row in rows:
@@ -279,6 +285,8 @@ def _readable(row: ComparisonRow) -> ShownRow:
         "finds": UNKNOWN if resolution is None else "> 100%" if noisy else f"{resolution:.0%}",
         "a_bytes": row["a_peak_bytes"],
         "b_bytes": row["b_peak_bytes"],
+        "a_j": row["a_step_j"],
+        "b_j": row["b_step_j"],
         "verdict": "too noisy" if noisy else row["verdict"],
     }
 

@@ -63,6 +63,7 @@ INDEX = {
     "cs_systems.core.experiments": "experiments",
     "cs_systems.formulas.cost": "cost",
     "cs_systems.formulas.peaks": "ceiling",
+    "cs_systems.formulas.energy": "energy",
     "cs_systems.formulas.communication": "ranks sent setup link",
     "cs_systems.formulas.memory.tables": "memory memory_phases memory_components memory_forecast memory_unpredicted "
     "memory_parts rank_memory residuals residual_blocks residual_stream backward_blocks",
@@ -198,7 +199,8 @@ def by_name(*tables: Filled[Any, ...]) -> dict[str, Filled[Any, ...]]:
 def heading(column: str) -> str:
     """Return a column's name without its unit: `time_s` → "time", `tokens_per_s` → "tokens/s"."""
     suffix = units.base_suffix(column) or ""
-    return (column.removesuffix(suffix) or column).strip("_").replace("_", " ") + ("/s" if suffix == "_per_s" else "")
+    rate = {"_per_s": "/s", "_per_j": "/J"}.get(suffix, "")
+    return (column.removesuffix(suffix) or column).strip("_").replace("_", " ") + rate
 
 
 def first_row(tables: Tables, name: str) -> Row:

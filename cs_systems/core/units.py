@@ -39,6 +39,9 @@ SCALES: dict[str, tuple[Unit, ...]] = {
         ("_tb_per_s", "TB/s", 1e12), ("_gb_per_s", "GB/s", 1e9), ("_mb_per_s", "MB/s", 1e6), ("_bytes_per_s", "B/s", 1)
     ),
     "_per_s": _scale(("_per_s", "", 1)),
+    "_per_j": _scale(("_per_j", "", 1)),
+    "_j": _scale(("_kj", "kJ", 1e3), ("_j", "J", 1), ("_mj", "mJ", 1e-3)),
+    "_w": _scale(("_kw", "kW", 1e3), ("_w", "W", 1), ("_mw", "mW", 1e-3)),
     "_s": _scale(("_s", "s", 1), ("_ms", "ms", 1e-3), ("_us", "µs", 1e-6), ("_ns", "ns", 1e-9)),
     "_bytes": _scale(("_gib", "GiB", 2.0**30), ("_mib", "MiB", 2.0**20), ("_kib", "KiB", 2.0**10), ("_bytes", "B", 1)),
     "_flops": _scale(

@@ -81,6 +81,18 @@ def power_w(device: Device) -> float | None:
     return _Gpu.of(device).power_w()
 
 
+def energy_j(device: Device) -> float | None:
+    """Return the energy that the board has taken since its driver was loaded; None without NVML, or before Volta."""
+    return _Gpu.of(device).ask(lambda nvml, h: nvml.nvmlDeviceGetTotalEnergyConsumption(h) / 1e3)  # type: ignore[no-any-return]
+
+
+def idle_power_w(device: Device) -> float | None:
+    """Return the board's power now; None without NVML, and while the GPU computes."""
+    gpu = _Gpu.of(device)
+    busy = gpu.ask(lambda nvml, h: nvml.nvmlDeviceGetUtilizationRates(h).gpu)
+    return gpu.power_w() if busy == 0 else None
+
+
 def throttle_reasons(device: Device) -> tuple[str, ...] | None:
     """Return the reasons why the clocks are lowered now; None without NVML."""
     return _Gpu.of(device).throttle_reasons()

@@ -9,7 +9,9 @@ from statistics import median
 from cs_systems.config import Phase
 from cs_systems.core.statistics import interval, quantile, summary
 from cs_systems.core.tables import first_row
+from cs_systems.formulas import energy
 from cs_systems.formulas.cost import COST
+from cs_systems.formulas.energy import ENERGY
 from cs_systems.formulas.rank_layout import data_ranks
 from cs_systems.record import Measurement, Row, RunRecord, measured_by
 from cs_systems.report import collectives
@@ -35,6 +37,10 @@ PHASE_COLUMNS: dict[str, str] = {
     "wall_minus_phases_s": REAL,
     "tokens_per_s": REAL,
     "samples_per_s": REAL,
+    "step_j": REAL,
+    "above_idle_j": REAL,
+    "tokens_per_j": REAL,
+    "mean_w": REAL,
     "model_flops": REAL,
     "hardware_flops": REAL,
     "bytes": REAL,
@@ -90,6 +96,7 @@ def phase_rows(record: RunRecord, peak: float | None) -> Iterator[Row]:
             row |= {
                 "tokens_per_s": _counted_per_s(record, measurement, "tokens", durations.median),
                 "samples_per_s": _counted_per_s(record, measurement, "samples", durations.median),
+                **_energy(record),
                 **collectives.step(record),
             }
         yield row
@@ -106,6 +113,25 @@ def _counted_per_s(record: RunRecord, measurement: Measurement, what: str, media
         return _ratio(together, seconds) if isfinite(seconds) else None
     of_a_rank = ran.get(what)
     return _ratio(of_a_rank and of_a_rank * data_ranks(record.config), median_s)
+
+
+def _energy(record: RunRecord) -> Row:
+    """Return the energy of a step of all ranks, the part above an idle device's, the tokens per joule and the power."""
+    rows = ENERGY.of(record.results)
+    if not rows:
+        return {}
+    joules, idle = energy.step_j(rows[0]), energy.idle_step_j(rows[0])
+    ran = first_row(record.results, "ran")
+    tokens, together = ran.get("tokens"), ran.get("timed_tokens")
+    all_tokens = tokens * data_ranks(record.config) if tokens is not None else None
+    if together is not None:
+        all_tokens = together / rows[0]["steps"]
+    return {
+        "step_j": joules,
+        "above_idle_j": None if joules is None or idle is None else joules - idle,
+        "tokens_per_j": _ratio(all_tokens, joules),
+        "mean_w": energy.mean_w(rows[0]),
+    }
 
 
 def _rounds(measurement: Measurement, phase: str) -> list[list[float]]:

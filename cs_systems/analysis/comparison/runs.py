@@ -23,6 +23,7 @@ from cs_systems.core.plugins import is_foreign
 from cs_systems.core.printable import command_line
 from cs_systems.core.tables import first_row
 from cs_systems.core.units import counted
+from cs_systems.formulas.energy import ENERGY, step_j
 from cs_systems.record import Environment, RunRecord
 
 _SOURCES = tuple(
@@ -53,6 +54,8 @@ class ComparisonRow(TypedDict):
     noise: str
     a_peak_bytes: int | None
     b_peak_bytes: int | None
+    a_step_j: float | None
+    b_step_j: float | None
 
 
 @dataclass(frozen=True)
@@ -310,6 +313,8 @@ def _row(a: Sequence[RunRecord], b: Sequence[RunRecord], phase: str, without: Co
         "noise": found.noise,
         "a_peak_bytes": _peak(a),
         "b_peak_bytes": _peak(b),
+        "a_step_j": _energy(a),
+        "b_step_j": _energy(b),
     }
 
 
@@ -324,6 +329,12 @@ def _peak(records: Iterable[RunRecord]) -> int | None:
     peaks = [r.measurement.peak_allocated_bytes for r in records if r.measurement]
     known = [peak for peak in peaks if peak is not None]
     return round(median(known)) if known else None
+
+
+def _energy(records: Iterable[RunRecord]) -> float | None:
+    """Return the median energy of a step over the repeats of a cell, None where it is unknown."""
+    known = [joules for r in records for row in ENERGY.of(r.results) if (joules := step_j(row)) is not None]
+    return median(known) if known else None
 
 
 def _plainly(record: RunRecord, without: Collection[str]) -> str:

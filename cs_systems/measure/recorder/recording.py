@@ -28,6 +28,7 @@ from cs_systems.measure.recorder import _again, _result, hooks
 from cs_systems.measure.recorder.anomaly import Anomaly
 from cs_systems.measure.recorder.calls import Calls
 from cs_systems.measure.recorder.double import Double
+from cs_systems.measure.recorder.energy import Energy
 from cs_systems.measure.recorder.hook_numbers import HookNumbers
 from cs_systems.measure.recorder.inputs import StepInputs, elements
 from cs_systems.measure.recorder.observers import Observer, Observers, hiding
@@ -97,7 +98,8 @@ class Recording:
         hidden = hiding(tracker.unobserved, nullcontext if device.is_cuda else self._watch.own_time)
         self._outcome = Outcome(lambda optimizer: tracker.observers.update_skipped(optimizer))
         every: list[Observer] = [self._watch, Training(self._subject, hidden), HookNumbers(self._subject, hidden),
-                                 Double(self._subject), Calls(), Anomaly(), self._outcome, Padding()]  # fmt: skip
+                                 Double(self._subject), Calls(), Anomaly(), self._outcome, Padding(),
+                                 Energy(self._subject)]  # fmt: skip
         if self._writer.meeting is not None:
             every.append(RankSteps(self._subject, tracker, self._writer.meeting, self._patience_s))
         self._observers = tracker.observers = Observers(every, hidden)

@@ -25,6 +25,7 @@ from cs_systems.core.tables import Tables, first_row
 from cs_systems.core.units import counted, human
 from cs_systems.formulas import peaks
 from cs_systems.formulas.cost import COST, AttentionAlgorithm, CostRow, PhaseCost, total
+from cs_systems.formulas.energy import ENERGY, EnergyRow, joined
 from cs_systems.formulas.memory.tables import MEMORY, MEMORY_FORECAST, MEMORY_UNPREDICTED, MemoryRow
 from cs_systems.formulas.peaks import CEILING, CeilingRow
 from cs_systems.instrument.module_costs import MeasuredCost, measured_cost
@@ -32,6 +33,7 @@ from cs_systems.instrument.probes import Probes, graph_break_rows, graph_breaks
 from cs_systems.machine import device as devices
 from cs_systems.machine import process_group
 from cs_systems.machine.device import Device, DeviceUnavailable
+from cs_systems.machine.energy import Meter
 from cs_systems.machine.environment import environment
 from cs_systems.measure.runtime.allowance import Allowance
 from cs_systems.measure.runtime.channel import CellRecord, Experimenting, Message, Visit
@@ -123,6 +125,7 @@ class _Cell:
     sizes: list[StepSize] = field(default_factory=list)  # one for each sample, if each step has batches of its own
     held_bytes: int = 0  # of device memory, between its visits
     others_bytes: int = 0  # device memory that other cells hold while this one is visited
+    energy: list[EnergyRow] = field(default_factory=list)  # a row per visit, if the device has a counter
     before: Environment | None = None
     state: ProcessState | None = None  # state of the process when the cell's last visit ended
 
@@ -268,6 +271,7 @@ def _visit(cell: _Cell, round: int, out: Path | None, emit: Emit, *, shared: boo
     device.limit_memory(config.memory_limit_bytes)
     device.set_allocator(config.allocator)
     warmup, warmup_s = config.warmup, config.warmup_s
+    meter = Meter(device, alone=not config.is_distributed)  # before the device has work
     if cell.workload is None:
         started = time.perf_counter()
         cell.predicted_peak_bytes = preflight(cell.resolved, device)
@@ -285,7 +289,7 @@ def _visit(cell: _Cell, round: int, out: Path | None, emit: Emit, *, shared: boo
     steps = config.steps // config.rounds + (round < config.steps % config.rounds)
     probes = Probes(device)
     device.reset_peaks()
-    region = _region(cell, device, out)
+    region, before = _metered(meter, _region(cell, device, out)), len(cell.samples)
     with _compiling(config):
         known = len(graph_breaks())
         samples = partial(
@@ -304,7 +308,9 @@ def _visit(cell: _Cell, round: int, out: Path | None, emit: Emit, *, shared: boo
             cell.samples += samples(cell.workload, region=region)
         except _foreign.FactoryFound as found:
             cell.workload = _foreign.from_result(found.result, cell.resolved, device, set())
-            cell.samples += samples(cell.workload, region=_region(cell, device, out))
+            cell.samples += samples(cell.workload, region=_metered(meter, _region(cell, device, out)))
+        if not config.is_profiled:
+            cell.energy += meter.end(sum(not sample.warmup for sample in cell.samples[before:]))
         if out is not None:
             cell.resolved.profiler.again(out, device, cell.workload)
         cell.sizes += _sizes(cell.workload)
@@ -336,6 +342,16 @@ def _region(cell: _Cell, device: Device, out: Path | None) -> Callable[[], Abstr
     assert out is not None
     model = getattr(cell.workload, "model" if cell.config.compile == "none" else "compiled_model", None)
     return partial(cell.resolved.profiler.region, out, device, model)
+
+
+def _metered(meter: Meter, region: Callable[[], AbstractContextManager[object]]) -> Callable[[], Any]:
+    """Return the factory of the context for the timed steps, with which a window of the energy counter begins."""
+
+    def begin() -> AbstractContextManager[object]:
+        meter.begin()
+        return region()
+
+    return begin
 
 
 def _compiling(config: RunConfig) -> AbstractContextManager[None]:
@@ -396,7 +412,7 @@ def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
         environment=after,
         measurement=measurement,
         warnings=warnings,
-        results={"ran": [ran], **broken, **_tables(cell, device, measured)},
+        results={"ran": [ran], **broken, **_energy_table(cell), **_tables(cell, device, measured)},
     )
 
 
@@ -532,6 +548,10 @@ def _cost_row(phase: str, cost: PhaseCost) -> CostRow:
         "score_flops": cost.score_flops,
         "score_bytes": cost.score_bytes,
     }
+
+
+def _energy_table(cell: _Cell) -> Tables:
+    return ENERGY.filled(joined(cell.energy, at_once=False)) if cell.energy else {}
 
 
 def _failure(cell: _Cell, repeat: int, error: Exception) -> RunRecord:

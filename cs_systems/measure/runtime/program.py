@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cs_systems.core.tables import first_row
+from cs_systems.formulas.energy import ENERGY, step_j
 from cs_systems.measure.runtime.guardian import PR_SET_PDEATHSIG, descendants, prctl
 from cs_systems.measure.runtime.processes import Log, describe_exit
 from cs_systems.record import RunRecord, read_records
@@ -49,6 +50,7 @@ class Trial(NamedTuple):
     reason: str | None = None
     loss: float | None = None  # of the last step
     has_failed: bool = False  # the program ended with an error
+    step_j: float | None = None
 
 
 class Ended(NamedTuple):
@@ -94,7 +96,9 @@ def recorded(
         return Trial(None, ended.reason, has_failed=True), record
     if record is None or record.measurement is None:
         return Trial(None, NO_LOOP if record is None else record.reason), record
-    return Trial(record.measurement.median_s(), None, first_row(record.results, "outcome").get("loss")), record
+    energy = [step_j(row) for row in ENERGY.of(record.results)]
+    loss = first_row(record.results, "outcome").get("loss")
+    return Trial(record.measurement.median_s(), loss=loss, step_j=energy[0] if energy else None), record
 
 
 def _with_this_package(scratch: Path, environment: Mapping[str, str]) -> str:

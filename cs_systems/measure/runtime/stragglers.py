@@ -20,6 +20,7 @@ from cs_systems.core.caveats import Caveat
 from cs_systems.core.statistics import total
 from cs_systems.core.tables import first_row
 from cs_systems.formulas.communication import RANKS, RankRow
+from cs_systems.formulas.energy import ENERGY, joined
 from cs_systems.formulas.memory.tables import MEMORY, PeaksRow
 from cs_systems.formulas.rank_layout import data_ranks
 from cs_systems.record import RAN, Measurement, Ran, RunRecord, Sample
@@ -79,6 +80,9 @@ def merged(records: Sequence[RunRecord], *, begin_together: bool = True) -> RunR
     if "memory" in first.results:
         peak = together.peak_allocated_bytes
         results |= MEMORY.filled([{**row, "peak_allocated_bytes": peak} for row in MEMORY.of(first.results)])
+    if all(ENERGY.name in record.results for record in records):
+        rows = [row for record in records for row in ENERGY.of(record.results)]
+        results |= ENERGY.filled(joined(rows, at_once=True))
     if "ran" in first.results:
         results |= RAN.filled([{**RAN.of(first.results)[0], **_counts(records)}])
     return replace(first, measurement=together, warnings=_warnings(records), results=results)

@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 IN_FULL = (
     *("phase", "status", "n", "median_s", "mean_s", "std_s", "p10_s", "p90_s", "ci_low_s", "ci_high_s", "spread"),
     *("submit_median_s", "lag_median_s", "wall_minus_phases_s", "tokens_per_s", "model_flops", "hardware_flops"),
-    *("model_flops_per_s", "hardware_flops_per_s", "mfu", "hfu", "setup_s", "compile_s", "peak_allocated_bytes"),
-    *("peak_reserved_bytes", "predicted_peak_bytes", "warnings"),
+    *("model_flops_per_s", "hardware_flops_per_s", "mfu", "hfu", "setup_s", "compile_s", "step_j"),
+    *("above_idle_j", "tokens_per_j", "mean_w", "peak_allocated_bytes", "peak_reserved_bytes"),
+    *("predicted_peak_bytes", "warnings"),
 )
 WORK = [mode.value for mode in (Mode.FORWARD, Mode.BACKWARD, Mode.FORWARD_BACKWARD, Mode.TRAIN_STEP)]
 MOST_CONFIGS = 200  # limit; for more, the page refers to the records file

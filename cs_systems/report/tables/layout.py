@@ -31,9 +31,12 @@ def _names(text: str) -> tuple[str, ...]:
 
 LAYOUTS = {
     Subject.STEP: Layout(
-        measured=_names("spread tokens_per_s model_flops_per_s mfu peak_allocated_bytes note"),
+        measured=_names(
+            "spread tokens_per_s model_flops_per_s mfu step_j tokens_per_j mean_w peak_allocated_bytes note"
+        ),
         leaves=_names(
-            "loss.median_s model_flops_per_s spread optimizer.median_s tokens_per_s peak_allocated_bytes mfu"
+            "mean_w step_j loss.median_s model_flops_per_s spread optimizer.median_s tokens_per_j tokens_per_s "
+            "peak_allocated_bytes mfu"
         ),
     ),
     Subject.ATTENTION: Layout(
@@ -54,8 +57,12 @@ LAYOUTS = {
     ),
 }
 OTHER = Layout(
-    measured=_names("range_s tokens_per_s samples_per_s model_flops_per_s mfu peak_allocated_bytes note"),
-    leaves=_names("model_flops_per_s samples_per_s tokens_per_s range_s mfu peak_allocated_bytes"),
+    measured=_names(
+        "range_s tokens_per_s samples_per_s model_flops_per_s mfu step_j tokens_per_j mean_w peak_allocated_bytes note"
+    ),
+    leaves=_names(
+        "mean_w step_j model_flops_per_s samples_per_s tokens_per_j tokens_per_s range_s mfu peak_allocated_bytes"
+    ),
 )
 # Conditions of the measurement: fields of every subject, and what else a cell is measured with.
 _CONDITIONS = tuple(
@@ -99,6 +106,9 @@ TITLES = {
     "model_flops_per_s": "model",
     "hardware_flops_per_s": "executed",
     "ceiling_flops_per_s": "ceiling",
+    "step_j": "energy",
+    "above_idle_j": "above idle",
+    "mean_w": "power",
     "mfu": "MFU",
     "hfu": "HFU",
     "call_s": "per call",
@@ -122,6 +132,9 @@ LEGENDS = {
     "wall_minus_phases_s": "outside phases: time of the step minus that of its phases",
     "model_flops_per_s": "model FLOP/s: FLOPs by formula / time; causal attention counts half",
     "hardware_flops_per_s": "executed FLOP/s: computed FLOPs / time, with padding, masked tiles and recomputation",
+    "step_j": "energy: of a step, from the counter of the whole board (CPU: its packages) over all timed steps",
+    "above_idle_j": "above idle: energy of a step without that of an idle device in the same time",
+    "mean_w": "power: mean over all timed steps",
     "mfu": "MFU: model FLOP/s as a share of the device's peak at that precision",
     "call_s": "per call: median time of one call on the slowest rank, after all ranks are ready",
     "algbw_bytes_per_s": "algbw: message size / time; busbw: algbw × 2(n−1)/n for all_reduce, × 1 for broadcast, "
