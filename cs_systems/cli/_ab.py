@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TypedDict
+from typing import Annotated, NamedTuple, TypedDict
 
 from cs_systems.cli import _ab_sides
+from cs_systems.cli._ab_options import Ab
 from cs_systems.cli._output import check_outputs, deliver, terminal_width
 from cs_systems.cli._sweep import EXIT_NOTHING
 from cs_systems.cli._tables import table_text
@@ -32,9 +33,6 @@ from cs_systems.measure.runtime import program
 from cs_systems.measure.runtime.pairs import SIDES, Interleaved, Ran
 from cs_systems.measure.runtime.program import Program, Trial
 from cs_systems.report.tables.formats import text_width
-
-if TYPE_CHECKING:
-    from cs_systems.cli.ab import Ab
 
 
 class SideRow(TypedDict):
