@@ -177,9 +177,13 @@ class SequentialTest:
             evidence = _Evidence.of(self.pairs, shift)
             return (evidence.most_above if reach < 0 else evidence.most_below) >= self._alarm
 
-        inside, outside = center, center + reach
-        if not is_refuted(outside):
+        # Far away all differences have about the same size, and large bets are not made: there the evidence may be less
+        # than at 0, which the verdict is about.
+        beyond = [center + reach, *([0.0] if center * reach < 0 else [])]
+        outside = next((shift for shift in beyond if is_refuted(shift)), None)
+        if outside is None:
             return None
+        inside = center
         for _ in range(_HALVINGS):
             middle = (inside + outside) / 2
             inside, outside = (inside, middle) if is_refuted(middle) else (middle, outside)

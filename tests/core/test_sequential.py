@@ -86,6 +86,17 @@ def test_a_quiet_slowdown_is_shown_after_a_dozen_pairs() -> None:
     assert quiet(1 / 1.03, 13).verdict == "faster"
 
 
+def test_a_verdict_always_has_a_limit_on_its_side() -> None:
+    """Nine pairs with large differences and lucky orders refute equality, but no shift far away."""
+    test = SequentialTest()
+    for i in range(9):
+        test.add_pair(Pair(1.0, 1.5 if i < 3 else 30.0, i % 2 == 0, 0.5 if i % 3 else 1 / 3))
+    found = test.standing()
+    assert found.verdict == "slower"
+    assert found.low is not None
+    assert found.low >= 1
+
+
 def test_a_difference_below_one_percent_is_no_difference() -> None:
     assert quiet(1.005, 40).verdict == "no difference"
 
