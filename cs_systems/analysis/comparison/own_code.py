@@ -100,9 +100,7 @@ def sameness(error: float, limit: float = SAME_VALUES) -> str:
 
 
 def compared(records: Iterable[RunRecord]) -> list[OwnCodeRow]:
-    """Return a row for each code of the user's own that was compared, once for each result."""
-    found: dict[tuple[str, str, str], OwnCodeRow] = {}
-    for record in records:
-        for row in OWN_CODE.of(record.results):
-            found[row["option"], row["code"], row["same"]] = row
-    return [*found.values()]
+    """Return a row for each code of the user's own that was compared and each answer, with the largest difference."""
+    rows = [row for record in records for row in OWN_CODE.of(record.results)]
+    rows.sort(key=lambda row: row["error"] or 0.0)
+    return [*{(row["option"], row["code"], row["same"]): row for row in rows}.values()]
