@@ -117,10 +117,8 @@ class Answer:
         count = f"{len(self.kept)} of {sum(row['processes'] > 0 for row in self.trials)} options kept"
         if self.whole is None:
             return f"{count}; the whole gain was not measured side by side"
-        times, low, high = (1 / end if end else None for end in (self.whole.ratio, self.whole.high, self.whole.low))
-        spread = f" ({low:.2f} … {high:.2f})" if low and high and self.goal == "time" else ""
         per = " per token" if batch_of(self.best) != batch_of(self.start) else ""
-        return f"{times:.2f}{spread} times as {word}{per} as the start, measured side by side; {count}"
+        return f"{in_words(self.whole, word)}{per} as the start, measured side by side; {count}"
 
     def _error(self) -> str:
         off = errors(self.trials)
@@ -128,6 +126,13 @@ class Answer:
             return "no trial had an expectation, which takes a GPU" if self.kept else ""
         close = sum(error <= CLOSE for error in off)
         return f"expected against measured: {close} of {len(off)} within {CLOSE:.0%}, median off by {median(off):.0%}"
+
+
+def in_words(found: Judgement, word: str = "fast") -> str:
+    """Return how many times as fast something is, with its interval, and whether that is sure."""
+    low, high = (1 / end if end else None for end in (found.high, found.low))
+    spread = f" ({low:.2f} … {high:.2f})" if low and high and low != high else ""
+    return f"{'' if found.is_gain else 'no sure gain: '}{1 / found.ratio:.2f}{spread} times as {word}"
 
 
 def errors(trials: Sequence[TrialRow]) -> list[float]:

@@ -121,6 +121,7 @@ def _deliver(search: Search, bench: ScriptBench, folder: Path, script: Path, sou
 
 def _try_patch(search: Search, bench: ScriptBench, script: Path, source: str) -> None:
     """Measure the diff in a copy of the folder, beside the script as it is."""
+    from cs_systems.advise.answer import in_words
     from cs_systems.advise.lever import ScriptPlan
     from cs_systems.cli._advice import say
 
@@ -137,5 +138,4 @@ def _try_patch(search: Search, bench: ScriptBench, script: Path, source: str) ->
     if found is None:
         print("\nthe diff does not run in a copy of the folder; see its log in the folder of the records")
         return
-    low, high = (1 / end if end else 1 / found.ratio for end in (found.high, found.low))
-    print(f"\nthe diff, in a copy of the folder: {1 / found.ratio:.2f} ({low:.2f} … {high:.2f}) times as fast")
+    print(f"\nthe diff, in a copy of the folder: {in_words(found)} as the script")
