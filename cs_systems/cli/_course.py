@@ -101,8 +101,9 @@ def planned(
     if sizes:
         _put_sizes(values, sizes)
         scale, sentence = "own", sentence + f"size {' '.join(sizes)}, as given"
+        sentence += "" if at_full else f", and a short context, because {_lack(task, machine)}"
     elif not at_full:
-        sentence += f"at tiny size, because the handout's needs {_counted(task.gpus)} and this is {machine}"
+        sentence += f"at tiny size, because {_lack(task, machine)}"
     elif full or not task.gpus or "size" not in values:
         sentence += "at the handout's size"
     else:
@@ -114,6 +115,10 @@ def planned(
     if at_full and not full and task.gpus:
         commands = [[*words, "--skip-oom"] if _can_skip(words) else words for words in commands]
     return Plan(task, scale, sentence, commands, out, machine)
+
+
+def _lack(task: Task, machine: Machine) -> str:
+    return f"the handout's needs {_counted(task.gpus)} and this is {machine}"
 
 
 def _counted(gpus: int) -> str:

@@ -20,6 +20,7 @@ from cs_systems.cli._course import EXIT_INTERRUPTED, Plan
 from cs_systems.cli._options import MaybeFloat, MaybeInt, MaybeNames, MaybePath, MaybeText, flag, given, optional
 from cs_systems.cli._output import terminal_width
 from cs_systems.config import ConfigError, one_of
+from cs_systems.core import origin
 from cs_systems.core.course import Task, tasks
 from cs_systems.core.printable import command_line, visible
 
@@ -71,7 +72,7 @@ def run(args: Course) -> int:
             deadline = None if args.budget_s is None else began + args.budget_s
             status = _run_task(plan, deadline)
             if status == EXIT_INTERRUPTED:
-                print(visible("to continue: " + command_line("cs-systems", "course", *sys.argv[2:])), file=sys.stderr)
+                print(visible(f"to continue the task: {origin.command()}"), file=sys.stderr)
                 return status
             statuses.append(status)
             _print_answer(task)
