@@ -2,14 +2,15 @@
 
     python scripts/course_page.py    # or: make readme
 
-A task's section has what it asks, its commands at the handout's sizes, the beginning of what they printed on GPUs
-(where profiles/course has it), what to look at, what a good answer says, and the usual mistakes. The rest of the page
-is written by hand. tests/docs compares the page with what this script would write.
+A task's section has what it asks, its commands at the handout's sizes, the beginning of what they printed (where
+profiles/course has it), committed records of H200s, what to look at, what a good answer says, and the usual mistakes.
+The rest of the page is written by hand. tests/docs compares the page with what this script would write.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from cs_systems.core.printable import command_line
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, RESULTS = ROOT / "docs" / "guides" / "course.md", ROOT / "profiles" / "course"
 BEGIN, END = "<!-- tasks: made by `make readme` from cs_systems/core/course.toml -->", "<!-- /tasks -->"
-WIDTH, MOST_LINES = 108, 26
+WIDTH, MOST_LINES, MOST_COMMITTED = 108, 24, 18
 NEEDS = {0: "", 1: "# needs a GPU\n", 2: "# needs two GPUs\n"}
 
 
@@ -27,16 +28,17 @@ def page(text: str) -> str:
     """Return the page with its tasks written anew."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{generated()}\n{END}{after}"
+    return f"{before}{BEGIN}\n{generated(rest)}\n{END}{after}"
 
 
-def generated() -> str:
+def generated(old: str) -> str:
+    """Return the tasks. old: the tasks as they are on the page, whose outputs of reproducible commands are kept."""
     rows = [f"| [{task.name}](#{task.name}) | {task.asks} |" for task in tasks().values()]
     table = "\n".join(["| task | what it asks |", "| --- | --- |", *rows])
-    return "\n\n".join(["", table, *(part for task in tasks().values() for part in section(task)), ""]).strip("\n")
+    return "\n\n".join(["", table, *(part for task in tasks().values() for part in section(task, old)), ""]).strip("\n")
 
 
-def section(task: Task) -> Iterator[str]:
+def section(task: Task, old: str) -> Iterator[str]:
     yield f"## {task.name}"
     yield task.asks
     if not task.is_by_hand:
@@ -46,11 +48,22 @@ def section(task: Task) -> Iterator[str]:
     for number in task.shows:
         if printed := excerpt(task, number):
             yield f"```text\n{printed}\n```"
+    if task.committed:
+        yield "Committed records:"
+    for command in task.committed:
+        line = shown(shlex.split(command)).rstrip("\n") + f" | head -{MOST_COMMITTED}\n"
+        yield f"```console\n{line}{printed_before(line, old)}```"
     yield f"**Look at:** {task.look}"
     yield f"**A good answer:** {task.good}"
     yield f"**Usual mistakes:** {' '.join(task.mistakes)}"
     if links := [f"[{name}](../../profiles/{name}/table.md)" for name in task.studies]:
         yield f"Further: {', '.join(links)}."
+
+
+def printed_before(line: str, old: str) -> str:
+    """Return what the page shows below a command; scripts/docs_commands.py writes it."""
+    _, found, rest = old.partition(f"```console\n{line}")
+    return rest.partition("```")[0] if found else ""
 
 
 def _plain(lines: list[list[str]]) -> str:
@@ -61,7 +74,7 @@ def _plain(lines: list[list[str]]) -> str:
 def shown(words: list[str]) -> str:
     """Return a command as a line with `$ `, continued by backslashes where it is long."""
     lines, line = [], "$ cs-systems"
-    for word in command_line(*words).split(" "):
+    for word in map(command_line, words):
         if len(line) + len(word) > WIDTH:
             lines.append(line + " \\")
             line = "   "

@@ -30,6 +30,7 @@ class Task:
     limits: tuple[str, ...] = ()
     shows: tuple[int, ...] = (1,)
     studies: tuple[str, ...] = ()
+    committed: tuple[str, ...] = ()
 
     @property
     def is_by_hand(self) -> bool:
