@@ -148,7 +148,8 @@ def _search(args: Advise, start: RunConfig, budget_s: float, limit_bytes: int | 
         raise ConfigError("--goal memory requires a GPU, because the memory of a CPU's step is not measured")
     limit_bytes = limit_bytes or environment.device_memory_bytes
     situation = Situation(start, environment, goal=args.goal, memory_bytes=limit_bytes, changes_batch=args.change_batch)
-    levers = {name: lever for name, lever in all_levers().items() if name in (args.levers or all_levers())}
+    every = all_levers()
+    levers = {name: lever for name, lever in every.items() if lever.options and name in (args.levers or every)}
     announce(situation, levers, args.budget, describe(start))
     if args.dry_run:
         return 0

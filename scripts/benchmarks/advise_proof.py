@@ -90,7 +90,7 @@ def text(advice: Mapping[str, Any]) -> Iterator[str]:
     rows = advice["trials"]
     first = {**dict.fromkeys(rows[0]), "lever": "start", "change": " ".join(START), "step_s": advice["start_s"]}
     kept = [row for row in rows if row["status"] == "kept"]
-    others = [row for row in rows if row["status"] != "kept"]
+    others = [row for row in rows if row["status"] != "kept" and row["change"]]
     yield "# Does advise make a plain step 10 times as fast by itself, and do its expectations hold?\n"
     yield f"One {advice['device']}, by `scripts/benchmarks/advise_proof.py`. {advice['sentences'][0]}.\n"
     yield from (f"- {'met' if met else 'missed'}: {words}" for words, met in goals(advice))
