@@ -87,10 +87,11 @@ def test_a_quiet_slowdown_is_shown_after_a_dozen_pairs() -> None:
 
 
 def test_a_verdict_always_has_a_limit_on_its_side() -> None:
-    """Nine pairs with large differences and lucky orders refute equality, but no shift far away."""
+    """Nine pairs with lucky orders refute equality, but no shift far away, where all differences have one size."""
     test = SequentialTest()
-    for i in range(9):
-        test.add_pair(Pair(1.0, 1.5 if i < 3 else 30.0, i % 2 == 0, 0.5 if i % 3 else 1 / 3))
+    chances = (1 / 2, 2 / 3, 1 / 2, 2 / 3, 1 / 2, 2 / 3, 1 / 2, 1 / 3, 1 / 3)
+    for b, chance in zip((1.01, 1.01, 1.3, 1.5, 1.9, 1.9, 1.9, 1.9, 1.3), chances, strict=True):
+        test.add_pair(Pair(1.0, b, True, chance))
     found = test.standing()
     assert found.verdict == "slower"
     assert found.low is not None
