@@ -16,7 +16,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from cs_systems.cli import _course
-from cs_systems.cli._course import EXIT_INTERRUPTED, Plan
+from cs_systems.cli._course import EXIT_INTERRUPTED, Machine, Plan
 from cs_systems.cli._options import MaybeFloat, MaybeInt, MaybeNames, MaybePath, MaybeText, flag, given, optional
 from cs_systems.cli._output import terminal_width
 from cs_systems.config import ConfigError, one_of
@@ -54,7 +54,7 @@ def run(args: Course) -> int:
     if not chosen:
         _list(folder)
         return 0
-    machine = _course.machine()
+    machine = _course.machine() if any(task.steps for task in chosen) else Machine(0, None)
     began, statuses = time.monotonic(), []
     for task in chosen:
         try:
