@@ -48,6 +48,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
 
     A profiler lengthens the exposed time as well as the step, so its share of the traced step is applied to the step
     without a profiler; the sentence has both. Where the transfer is known, no more than it counts: the rest is waiting.
+    A profiler that lengthens the host's work alone makes this share too small, so the communication after backward of
+    the step without a profiler counts where it is longer.
     """
     step_s = evidence.step_s
     if step_s is None or evidence.setting("world_size") == 1:
@@ -59,13 +61,13 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if evidence.config is None and evidence.distribution is not None:
         return _of_one_rank(evidence.distribution, step_s)
     rows: list[Row] = list(RANK_OVERLAP.of(evidence.tables))
+    left_s = min(step_s, evidence.phase_s(Phase.SYNCHRONIZE) or 0.0)
     waits = any(row.get("transfer_s") is None for row in rows)
     if rows:
         worst = max(rows, key=_share)
         share, of = _share(worst), _traced(worst)
     else:
-        left_s = evidence.phase_s(Phase.SYNCHRONIZE) or 0.0
-        worst, share = {"phase": Phase.SYNCHRONIZE.value, "median_s": left_s}, min(1.0, left_s / step_s)
+        worst, share = {"phase": Phase.SYNCHRONIZE.value, "median_s": left_s}, left_s / step_s
         of = "step"
     if not share:
         return None
@@ -74,8 +76,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
     strategy = str(evidence.setting("strategy"))
     options = {"strategy": strategies} if (strategies := _strategies(strategy)) else {}
     # Fewer collectives also save the host their launches: the exposed time bounds no such remedy.
-    at_best = None if strategies and _more_overlap(strategy) == BUCKETS else step_s * (1 - share)
-    takes = step_s * share
+    takes = max(step_s * share, left_s)
+    at_best = None if strategies and _more_overlap(strategy) == BUCKETS else step_s - takes
     return Diagnosis(cause, _remedy(evidence), step_s, at_best, evidence=(worst,), takes=takes, options=options)
 
 

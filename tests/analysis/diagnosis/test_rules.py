@@ -60,7 +60,7 @@ PHASES = {"forward": 0.03, "loss": 0.002, "backward": 0.06, "optimizer": 0.008}
 
 def measured(walls: list[float] | None = None, lag: float = 0.9, **known: Any) -> Measurement:
     """Return a measurement with these walls; with a small lag, the device waited for launches in every phase."""
-    phases = {name: known.pop(name, time_s) for name, time_s in PHASES.items()}
+    phases = {name: known.pop(name, time_s) for name, time_s in PHASES.items()} | known.pop("others", {})
     lags = {name: lag * time_s for name, time_s in phases.items()}
     made = [Sample(0, False, wall, phases, phases, lags, **known) for wall in walls or [STEP_S] * 10]
     return Measurement("cuda_event", tuple(made), 0.0)
@@ -162,6 +162,15 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         timed(RANKS, tables={"overlap": [{"rank": r, "exposed_s": 0.05 * r, "step_s": 0.2} for r in (0, 1)]}),
         0.075,
         "25% of the traced step (50.0 ms of 200 ms) is communication",
+    ),
+    "exposed-communication, of a step whose host the profiler slowed": (
+        timed(
+            RANKS,
+            measured(others={"synchronize": 0.03}),
+            tables={"overlap": [{"rank": r, "exposed_s": 0.03, "step_s": 0.2} for r in (0, 1)]},
+        ),
+        0.07,
+        "15% of the traced step (30.0 ms of 200 ms) is communication",
     ),
     "data-input": (
         with_tables(
@@ -289,7 +298,7 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         "--checkpoint every:1 computes",
     ),
     "straggler": (
-        timed(tables={"ranks": [{"rank": r, "wait_s": 0.01 * r} for r in (0, 2) for _ in ("loss", "backward")]}),
+        timed(tables={"ranks": [{"rank": r, "wait_s": 0.01 * r * n} for r in (0, 2) for n in (1, 2)]}),
         0.06,
         "rank 2 waits 40% of the step for rank 0: compare its batch",
     ),

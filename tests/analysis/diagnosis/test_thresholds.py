@@ -241,6 +241,12 @@ BOUNDS: dict[str, tuple[Evidence, float, str]] = {
         timed(tables={"ranks": [{"rank": r, "wait_s": w} for r, w in ((0, 0.01), (1, 0.04), (2, 0.02))]}),
         0.07, "rank 1 waits 30% of the step for rank 0",
     ),
+    "straggler: ahead in three phases, and again after a join": (
+        timed(tables={"ranks": [
+            {"rank": rank, "wait_s": wait_s}
+            for rank, all_waits in ((0, (0.02, 0.02, 0.03, 0.0, 0.01)), (1, (0.0,) * 5)) for wait_s in all_waits
+        ]}), 0.06, "rank 0 waits 40% of the step for rank 1",
+    ),
     "slow_products": (with_tables(phases=[SLOW[0] | {"ceiling_share": 0.8}]), 0.1, "take 80% of the step at 80%"),
     "slow_products: unknown": (with_tables(phases=[SLOW[0] | {"ceiling_share": None}]), 0.02, "of the step at 0%"),
 }  # fmt: skip
