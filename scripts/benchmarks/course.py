@@ -35,7 +35,7 @@ GRACE_S = 90
 
 def chosen(gpus: int) -> list[str]:
     """Return the tasks that take one GPU or none, or those that take several; the longest last."""
-    found = [task.name for task in tasks().values() if task.steps and (task.gpus > 1) == (gpus > 1)]
+    found = [task.name for task in tasks().values() if not task.is_by_hand and (task.gpus > 1) == (gpus > 1)]
     return sorted(found, key=lambda name: LAST.index(name) + 1 if name in LAST else 0)
 
 
