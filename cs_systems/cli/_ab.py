@@ -296,8 +296,7 @@ def _sentence(compared: Compared, standing: Standing) -> str:
     """Return the verdict in a sentence, with its interval and what could have been seen."""
     if not standing.pairs:
         return f"nothing was compared: {compared.ended}"
-    find = f"{compared.test.find:.3g}" if compared.test.find < 0.01 else f"{compared.test.find:.3%}"
-    find = re.sub(r"\.?0+%", "%", find)
+    find = _percent(compared.test.find)
     low, high = (UNKNOWN if limit is None else f"{limit:.3f}" for limit in (standing.low, standing.high))
     times = f"{standing.ratio:.3f} ({low} … {high}) times as long as A"
     after = f"after {counted(standing.pairs, 'pair')}"
@@ -312,6 +311,10 @@ def _sentence(compared: Compared, standing: Standing) -> str:
         case "undecided":
             return f"undecided: B takes {times}, {after}, when {compared.ended}; {seen}"
     return f"B is {standing.verdict} than A by {find} or more: it takes {times}, {after}; {seen}"
+
+
+def _percent(share: float) -> str:
+    return f"{round(100 * share, 3):g}%"
 
 
 def _status(test: SequentialTest, standing: Standing, question: Question) -> int:
@@ -330,7 +333,7 @@ def _print_plan(args: Ab, sides: tuple[Program, Program], question: Question, bu
     recordable = all(side.python is not None for side in sides) and args.measure != "process"
     what = "the steps of their loops, if they can be recorded" if recordable else "the whole processes"
     print(f"compared: {what}")
-    print(f"to find: {question.find:.3g} as a share of A's time")
+    print(f"to find: a difference of {_percent(question.find)}")
     print(f"at most {counted(args.max_pairs, 'pair')} of processes, in at most {budget_s:,.0f} s")
 
 

@@ -43,7 +43,9 @@ def test_a_slow_command_is_found_and_gives_status_1(capsys: pytest.CaptureFixtur
 def test_without_a_verdict_the_status_is_what_fail_if_says(capsys: pytest.CaptureFixture[str]) -> None:
     status, found, _ = ab(capsys, QUICK, QUICK, "--max-pairs", "2", "--fail-if", "slower:3%")
     assert (status, found["verdict"]) == (0, "undecided")
-    assert found["sentence"].endswith("after 2 pairs, when 2 pairs were measured; no slowdown could have been seen yet")
+    assert found["sentence"].endswith(
+        "after 2 pairs, when the limit of 2 pairs is reached; no slowdown could have been seen yet"
+    )
     assert ab(capsys, QUICK, QUICK, "--max-pairs", "2", "--fail-if", "slower:3%", "undecided")[0] == 1
 
 

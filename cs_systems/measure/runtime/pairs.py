@@ -88,4 +88,4 @@ class Interleaved:
             if failures == MOST_FAILURES:
                 self.ended = f"{counted(failures, 'pair')} in a row failed; {reason}"
                 return
-        self.ended = f"{counted(self._most_pairs, 'pair')} were measured"
+        self.ended = f"the limit of {counted(self._most_pairs, 'pair')} is reached"

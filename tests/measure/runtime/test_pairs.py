@@ -54,7 +54,7 @@ def test_no_pair_begins_that_would_pass_the_budget() -> None:
 
 def test_most_pairs_end_without_a_verdict() -> None:
     pairs, verdict = compared(Machine(), most_pairs=3)
-    assert (pairs.ended, verdict) == ("3 pairs were measured", "undecided")
+    assert (pairs.ended, verdict) == ("the limit of 3 pairs is reached", "undecided")
 
 
 def test_a_side_that_fails_at_once_is_not_tried_again() -> None:
