@@ -10,6 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 from cs_systems.analysis.diagnosis import Rule, diagnose
 from cs_systems.analysis.diagnosis._evidence import of_records
 from cs_systems.core import plugins
+from cs_systems.measure.recorder.training import Training
 from cs_systems.measure.recorder.unedited import ScriptRecorder
 from tests.measure.recorder.trainings import FAULTS, SOUND, Step
 
@@ -53,6 +54,18 @@ def test_sound_training_has_no_such_cause(name: str, tmp_path: Path) -> None:
     assert all(each.failure is None for each in recorder._observers._every)
     assert recorder.records[0].results["updates"]
     assert codes(recorder) == set()
+
+
+def test_error_of_one_observer_leaves_the_others_and_the_timing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Training, "look_after_backward", lambda _: 1 / 0)
+    recorder = recorded(tmp_path, FAULTS["hook_per_step"][0]())
+    (failure,) = (each.failure for each in recorder._observers._every if each.failure is not None)
+    assert isinstance(failure, ZeroDivisionError)
+    assert "updates" not in recorder.records[0].results
+    assert recorder.records[0].status == "ok"
+    assert codes(recorder) == {"growing-hooks"}
 
 
 def test_looks_leave_no_operator_in_a_profile_of_the_program(tmp_path: Path) -> None:
