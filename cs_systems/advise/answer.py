@@ -113,7 +113,11 @@ class Answer:
     def _result(self) -> str:
         word = "fast" if self.goal == "time" else "small"
         if not self.kept:
-            return "nothing was kept: no option showed a gain" if self.others else "no option applies"
+            return (
+                "nothing was kept: no option showed a gain"
+                if any(row["processes"] for row in self.others)
+                else "nothing was kept, because nothing was tried to its end"
+            )
         count = f"{len(self.kept)} of {sum(row['processes'] > 0 for row in self.trials)} options kept"
         if self.whole is None:
             return f"{count}; the whole gain was not measured side by side"

@@ -117,9 +117,9 @@ class Search:
         assert now is not None
         expected = f", expected {human(option.expected.value, self._unit)}" if option.expected else ""
         self.say(f"trying {option.lever}: {option.words}{expected}, now {human(now, self._unit)}")
-        self._tried |= {option.key, (option.lever, str(option.cell))}
         before, records = sum(self._numbers.values()), list[RunRecord]()
         status, reason, found, check = self._judged(option, records)
+        self._tried |= {option.key, (option.lever, str(option.cell))}
         row = _row(option.lever, option.words, status, reason)
         if option.expected:
             row["expected_s" if self._unit == "s" else "expected_bytes"] = option.expected.value
@@ -222,7 +222,7 @@ class Search:
                     text = f"expected {human(expected.value, self._unit)}, no gain {other}"
                     yield _row(found.lever, found.words, "not tried", text)
                 else:
-                    yield _row(found.lever, found.words, "not tried", "the time was over")
+                    yield _row(found.lever, found.words, "not tried", "the search ended before it")
 
 
 def planned(situation: Situation, levers: Mapping[str, Lever]) -> list[Proposal]:

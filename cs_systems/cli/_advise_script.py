@@ -54,7 +54,8 @@ def searched(asked: Asked) -> int:
         return 0
     before = git_status()
     folder = asked.out or Path(tempfile.mkdtemp(prefix=f"cs-systems-advise-{script.stem}-"))
-    options = {"name": titles(asked.words)[1], "stop": True} | {"warmup": asked.warmup, "steps": asked.steps}
+    recorder = {"name": titles(asked.words)[1], "stop": True, "profile": "none"}
+    options = recorder | {"warmup": asked.warmup, "steps": asked.steps}
     bench = ScriptBench(asked.words, every, folder, script_command, options, asked.budget_s)
     search = Search(situation, chosen, bench, say)
     try:

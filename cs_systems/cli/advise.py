@@ -96,7 +96,8 @@ def run(args: Advise) -> int:
         from cs_systems.cli._advise_script import Asked, searched
 
         _check_script_options(args)
-        steps = args.steps.warmup, args.steps.steps
+        cell = args.steps.base()
+        steps = cell.warmup, cell.steps
         asked = Asked(args.script, args.levers, *steps, args.budget, budget_s, args.out, args.dry_run, args.apply_patch)
         return searched(asked)
     refuse(["apply_patch"] * args.apply_patch, "--apply-patch requires a script after --")
