@@ -24,7 +24,8 @@ MOST_NAMED = 2
 def why_not_judged(profile: Profile) -> str:
     """Return why nothing is judged: kernels that were lost, copies alone, or a program that ran on the CPU."""
     trace = profile.trace
-    span_s = profile.steps[-1].end_s - profile.steps[0].start_s
+    first_s, last_s = profile.steps[0].start_s, profile.steps[-1].end_s
+    span_s = max(last_s, trace.calls.end_s.max(initial=last_s)) - min(first_s, trace.calls.start_s.min(initial=first_s))
     if count := len(trace.calls.where(launches_kernel)):
         launched = counted(count, "launch", "launches")
         lost = f"the profiler recorded {launched} and no kernel; stop other profilers (ncu, DCGM), and record again"
