@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from cs_systems.cli._output import print_table
 from cs_systems.config import PRESETS, ConfigError, Mode, Precision, RunConfig, preset
 from cs_systems.core.course import Task
 from cs_systems.core.printable import command_line, visible
+from cs_systems.core.tables import Column, Table
 from cs_systems.core.units import human
 from cs_systems.formulas.scaling import layer_limits
 
@@ -26,6 +27,17 @@ EXIT_INTERRUPTED = 130
 RANKS = (2, 4, 6)
 SMALLER = ("xl-2026", "large", "medium", "small", "tiny")
 MEASURING = ("time", "profile", "memory", "parallel", "attention", "comm", "precision")
+
+
+class TaskRow(TypedDict):
+    """Task of the course, the GPUs that it takes at the handout's sizes, and how far it is."""
+
+    task: str
+    gpus: Annotated[int, Column("GPUs")]
+    state: str
+
+
+TASKS = Table("tasks", TaskRow, "tasks of the course")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 

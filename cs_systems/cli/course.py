@@ -18,7 +18,7 @@ from tyro.conf import Positional, arg
 from cs_systems.cli import _course
 from cs_systems.cli._course import EXIT_INTERRUPTED, Machine, Plan
 from cs_systems.cli._options import MaybeFloat, MaybeInt, MaybeNames, MaybePath, MaybeText, flag, given, optional
-from cs_systems.cli._output import terminal_width
+from cs_systems.cli._output import print_table, terminal_width
 from cs_systems.config import ConfigError, one_of
 from cs_systems.core import origin
 from cs_systems.core.course import Task, tasks
@@ -105,10 +105,11 @@ def _chosen(args: Course) -> list[Task]:
 
 def _list(folder: Path) -> None:
     known = tasks()
-    width = max(map(len, known))
-    for name, task in known.items():
-        print(visible(f"{name:<{width}}  {_course.state(task, folder)}"))
-    print(f"\nresults: {folder}\nrun one:  cs-systems course {next(iter(known))}")
+    rows: list[_course.TaskRow] = [
+        {"task": name, "gpus": task.gpus, "state": _course.state(task, folder)} for name, task in known.items()
+    ]
+    print_table(_course.TASKS, rows)
+    print(visible(f"results: {folder}\nrun one: cs-systems course {next(iter(known))}"))
 
 
 def _wrapped(text: str) -> str:

@@ -340,8 +340,11 @@ class LayerLimitRow(TypedDict):
 
 
 @table(
-    f"one feed-forward layer of {LAYER}, {TOKENS:,} tokens in all: most ranks before sending takes longer than "
-    f"computing; B tokens, F d_ff, e = {LOW_BYTES} bytes of an element, W bytes/s that a rank sends, C FLOP/s of a rank"
+    "most ranks before sending a feed-forward layer's data takes longer than computing",
+    notes=(
+        f"of {LAYER}, with {TOKENS:,} tokens in all; B: tokens; F: d_ff; e: {LOW_BYTES} bytes of an element",
+        "W: bytes/s that a rank sends; C: FLOP/s of a rank",
+    ),
 )
 def layer_limits(strategies: Collection[str] = ()) -> list[LayerLimitRow]:
     """Return the limits of one feed-forward layer, everything sent in bf16, at the rates of data sheets.

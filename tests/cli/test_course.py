@@ -113,7 +113,7 @@ def test_task_runs_prints_its_answer_and_is_listed_as_run(capsys: pytest.Capture
     assert "flash_torch" in (folder / "flash_forward.txt").read_text()
     assert main(["course"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(maxsplit=1)[1] for line in lines if line.startswith(("flash_forward", "flash_backward"))] == [
+    assert [line.split(maxsplit=2)[2] for line in lines if line.startswith(("flash_forward", "flash_backward"))] == [
         "run at tiny size, on a CPU",
         "not begun",
     ]

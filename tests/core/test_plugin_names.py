@@ -32,10 +32,11 @@ ALLOWED = {
     "core/recipes.py": "a recipe is a list of names that a user could write",
     "instrument/attention_calls.py": "the names of our operators in torch, which are those of their backends",
     "analysis/replay/clean.py: {'kineto': ": "slowdowns measured under each of two tools",
-    "measure/recorder/recorder.py: stage.profiler.measures": "memory is a subject that profilers declare to measure",
+    "measure/recorder/stages.py: self.profiler.measures": "memory is a subject that profilers declare to measure",
+    "analysis/diagnosis/_without_kernels.py: trace.profiler == 'nsys'": "options of one tool that record its kernels",
     "measure/runtime/allowance.py: ('none', 'kineto',": "the tools under which a step runs once",
     "report/tables/records.py": "memory is a subject that profilers declare to measure",
-    "measure/recorder/recorder.py: ('kineto', 'nsys', 'none')": "the choices of an argument",
+    "measure/recorder/stages.py: ('kineto', 'nsys', 'none')": "the choices of an argument",
 }
 
 

@@ -375,8 +375,8 @@ def test_foreign_attention_and_step_run(tmp_path: Any) -> None:
         ),
         ("def attend(q, k): return q", "(q, k) lacks v, causal, scale, align; define it with the arguments"),
         (
-            "def attend(q, k, v, mask, **rest): return v",
-            "(q, k, v, mask, **rest) requires mask, which it is called without; define it with the arguments",
+            "def attend(q, k, v, bias, **rest): return v",
+            "(q, k, v, bias, **rest) requires bias, which it is called without; define it with the arguments",
         ),
         (
             "def attend(q, k, v, causal, scale, align, /): return v",
