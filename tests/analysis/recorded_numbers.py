@@ -350,9 +350,25 @@ def differences(told: Any, known: Any, at: str = "") -> list[str]:
     return [] if told == known else [f"{at}: {told!r} is not {known!r}"]
 
 
+def written(made: Mapping[str, Any]) -> str:
+    """Return the numbers as JSON with a line for each table of a case, so that a difference names what changed."""
+
+    def line(value: Any) -> str:
+        return json.dumps(value, ensure_ascii=False)
+
+    def lines(value: Any) -> str:
+        if not isinstance(value, dict | list):
+            return line(value)
+        begin, end = ("{", "}") if isinstance(value, dict) else ("[", "]")
+        each = [f"{line(k)}: {line(v)}" for k, v in value.items()] if begin == "{" else [line(one) for one in value]
+        return f"{begin}\n" + ",\n".join(each) + f"\n{end}"
+
+    return "{\n" + ",\n".join(f"{line(case)}: {lines(value)}" for case, value in made.items()) + "\n}\n"
+
+
 def main() -> None:
     made = {name: short(make()) for name, make in CASES.items()}
-    KEPT.write_text(json.dumps(made, ensure_ascii=False, indent=0) + "\n")
+    KEPT.write_text(written(made))
 
 
 if __name__ == "__main__":
