@@ -38,7 +38,7 @@ class SlowStepsRow(TypedDict):
     median_s: float
     usual_s: float  # the median of the usual steps
     extra_s: float  # time of all these steps above the usual
-    total_s: float  # of the whole loop
+    total_s: float  # of the whole loop, without waits for a core
     function: str | None  # None: no such step was sampled
     place: str | None
     calls: str | None

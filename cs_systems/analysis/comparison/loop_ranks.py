@@ -374,13 +374,19 @@ def _exchange(by_rank: Mapping[int, RankReport], steps: Sequence[_Step]) -> Exch
 
 
 def _search_share(steps: Iterable[_Step], one: RankReport) -> float:
-    """Return the share of a rank's step in the search, and in the marks of the parameters that it needs."""
+    """Return the share of a rank's step in the search, and in the marks of the parameters that it needs.
+
+    The step counts without waits for other ranks or for a core.
+    """
     if not one["marked"]:
         return 0.0
-    reports = [step.reports[one["rank"]] for step in steps]
-    searches_s = [one["marking_s"] + r["search_s"] for r in reports]
-    # On a busy machine, the thread may have waited for a core for about the whole step.
-    return median_low(s / max(r["wall_s"] - r["queued_s"], s) for s, r in zip(searches_s, reports, strict=True))
+    shares = []
+    for step in steps:
+        report = step.reports[one["rank"]]
+        search_s = one["marking_s"] + report["search_s"]
+        work_s = max(map(step.own_s, step.reports)) + sum(time_s for _, time_s in step.transfers)
+        shares.append(search_s / max(min(work_s, report["wall_s"] - report["queued_s"]), search_s))
+    return median_low(shares)
 
 
 def _most(counts: Iterable[int | None]) -> int | None:

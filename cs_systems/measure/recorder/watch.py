@@ -210,7 +210,7 @@ class Watch(Observer):
 
     def tables(self, timing: Timing, others: Tables) -> Tables:
         made: dict[str, Sequence[Row]] = {}
-        durations_s = self.durations_s
+        durations_s, worked_s = self.durations_s, self._worked_s()
         whole: list[LoopTimeRow] = whole_loop_time(durations_s, self._compiling)
         kinds = self._kinds()
         by_step = [*self._sampler.samples]
@@ -223,7 +223,7 @@ class Watch(Observer):
             usually = Usual(kinds[0].median_s, timing.phases_s, lines_of(of_usual, len(usual)))
             first, start = self._slow_start(timing.all_s)
             slow = [
-                slow_steps(kind, usually, durations_s, by_step, self._is_whole)
+                slow_steps(kind, usually, worked_s, by_step, self._is_whole)
                 for kind in kinds[1:]
                 if kind.median_s > kinds[0].median_s and len({*kind.positions} & first) <= len(kind.positions) / 2
             ]
@@ -279,7 +279,7 @@ class Watch(Observer):
                 "with_s": median(with_s),
                 "without_s": without_s,
                 "extra_s": None if without_s is None else sum(with_s) - without_s * len(with_s),
-                "total_s": sum(self.durations_s[number] for number in under),
+                "total_s": sum(worked_s[number] for number in under),
             }
 
     def _is_whole(self, step: int) -> bool:

@@ -176,3 +176,10 @@ def test_rank_with_most_of_the_tokens_is_told_by_uneven_exchanges() -> None:
 
     (late,) = LATE_RANK.of(tables_of([of(0), of(1)]))
     assert (late["rank"], late["received_times"]) == (1, pytest.approx(1.75))
+
+
+def test_search_is_a_share_of_the_step_without_waits_for_a_slower_rank() -> None:
+    """The other rank waits for a core meanwhile."""
+    rows = [step(call(0.5), search_s=0.05, backward=0.6), step(call(0.1), search_s=0.05, queued_s=0.4)]
+    reports = [report(rank, 3 * [row], marked=600, unused=0) for rank, row in enumerate(rows)]
+    assert EXCHANGE.of(tables_of(reports))[0]["search_share"] == pytest.approx(0.05 / 0.6)

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 CASE = {
-    "truth": "find_unused_parameters=True searches the graph of 600 parameters in every step, a fifth of its time, and all of them are used.",
+    "truth": "find_unused_parameters=True searches the graph of 600 parameters in every step and all are used: measured, about 5% of the step; 600 small operators take more.",
     "cause": "find-unused-parameters",
     "also": ["exposed-communication", "small-operators"],
     "never": ["start-up", "data-loading", "straggler", "evaluation"],
