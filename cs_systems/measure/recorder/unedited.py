@@ -91,14 +91,19 @@ class ScriptRecorder(Recorder):
 
         @passed_through
         def first_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
-            if os.getpid() != self._process or not _computes(roots[0]):  # a fork of the process is not recorded
+            # A fork of the process is not recorded. What the script put around this function calls it in every pass.
+            is_first = self._state == "new" and os.getpid() == self._process
+            if not is_first or not _computes(roots[0]):
                 return engine(roots, *args, **kwargs)
+            is_inside = autograd._engine_run_backward is not waiting
             end_waiting()
             self._begin_recording(roots[0])
-            return autograd._engine_run_backward(roots, *args, **kwargs)  # now the observed function
+            run = engine if is_inside else autograd._engine_run_backward  # now the observed function
+            return run(roots, *args, **kwargs)
 
         self._optimizers: list[weakref.ref[Optimizer]] = []
         wait_no_more = replaced(autograd, "_engine_run_backward", first_backward)
+        waiting = autograd._engine_run_backward
         know_no_more = hooks.after(
             Optimizer, "__init__", lambda new, *_, **__: self._optimizers.append(weakref.ref(new))
         )

@@ -308,6 +308,27 @@ def test_script_that_another_program_replaces_leaves_its_record(tmp_path: Path) 
     assert len(read_records(tmp_path / "out")[0]) == done.stderr.count("loop script on") == 1
 
 
+def test_script_with_its_own_recorder_runs_as_alone(tmp_path: Path) -> None:
+    own = f"""
+import cs_systems
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with cs_systems.Recorder(model, optimizer, out={str(tmp_path / "own")!r}, warmup=1, steps=3, profile="none") as own:
+    for _ in range(6):
+        with own.step():
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+"""
+    done, records = recorded(tmp_path, own)
+    assert (done.returncode, records) == (0, []), done.stderr
+    assert done.stderr.startswith("cs-systems: nothing was recorded, because another Recorder is active")
+    (record,) = read_records(tmp_path / "own")[0]
+    assert record.measurement is not None
+    assert len(record.measurement.timed) == 3
+    assert phases(record) >= {"forward", "backward", "optimizer"}
+
+
 @pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit(0)"])
 @pytest.mark.parametrize("steps", [0, 2, 9])
 def test_fork_of_a_recorded_script_records_nothing(steps: int, end: str, tmp_path: Path) -> None:
