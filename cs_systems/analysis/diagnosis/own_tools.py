@@ -19,10 +19,12 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if known:
         row = max(known, key=lambda each: each["extra_s"] or 0.0)
         extra_s = max(0.0, row["extra_s"] or 0.0)
-        medians = f"median {human(row['with_s'], 's')}, without it {human(row['without_s'] or 0.0, 's')}"
+        usual_s = row["without_s"] or 0.0
+        # The mean, because a tool often takes its time in the steps where it starts and stops.
+        each = f"{human(usual_s + extra_s / row['steps'], 's')} each on average, without it {human(usual_s, 's')}"
         cause = (
             f"{extra_s / row['total_s']:.0%} of the loop is the program's own {row['tool']}, active in "
-            f"{row['steps']} of {row['of_steps']} steps ({medians})"
+            f"{row['steps']} of {row['of_steps']} steps ({each})"
         )
         return Diagnosis(cause, REMEDY, row["total_s"], takes=extra_s, evidence=tuple(rows))
     step_s = evidence.step_s

@@ -212,8 +212,8 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
     "own-tools": (
         loop({"own_tools": [under()]}),
         None,
-        "25% of the loop is the program's own torch.profiler, active in 20 of 40 steps (median 150 ms, without it "
-        "100 ms): train without it, or limit it to a few steps (torch.profiler.schedule)",
+        "25% of the loop is the program's own torch.profiler, active in 20 of 40 steps (175 ms each on average, "
+        "without it 100 ms): train without it, or limit it to a few steps (torch.profiler.schedule)",
     ),
     "double-precision": (
         loop({"double_precision": [in_double()]}),
