@@ -21,7 +21,6 @@ from cs_systems.core.course import Task
 from cs_systems.core.printable import command_line, visible
 from cs_systems.core.tables import Column, Table
 from cs_systems.core.units import human
-from cs_systems.formulas.scaling import layer_limits
 
 EXIT_INTERRUPTED = 130
 RANKS = (2, 4, 6)
@@ -231,6 +230,8 @@ def carried_out(plan: Plan, deadline: float | None = None) -> int:
     with (plan.out / f"{plan.task.name}.txt").open("w", encoding="utf-8") as file:
         if plan.task.limits:
             with redirect_stdout(_Tee(sys.stdout, file)):
+                from cs_systems.formulas.scaling import layer_limits
+
                 print_table(layer_limits, layer_limits(plan.task.limits))
         for number, words in enumerate(plan.commands, 1):
             if deadline is not None and time.monotonic() > deadline:

@@ -143,16 +143,25 @@ class Table(Generic[R]):
 
     @cached_property
     def _kinds(self) -> dict[str, tuple[type, ...]]:
-        """The types of each column that every row has."""
-        hints = get_type_hints(self._type())
-        required = self._type().__required_keys__  # type: ignore[attr-defined]
-        return {name: get_args(hint) or (hint,) for name, hint in hints.items() if name in required}
+        """The types of each column."""
+        return {name: get_args(hint) or (hint,) for name, hint in get_type_hints(self._type()).items()}
+
+    @cached_property
+    def _required(self) -> tuple[str, ...]:
+        """Columns of every row.
+
+        `__required_keys__` alone takes `NotRequired` for a text in a file with `from __future__ import annotations`.
+        """
+        of_class: frozenset[str] = self._type().__required_keys__  # type: ignore[attr-defined]
+        hints = get_type_hints(self._type(), include_extras=True)
+        return tuple(name for name in hints if name in of_class and get_origin(hints[name]) is not NotRequired)
 
     def fits(self, row: Row) -> bool:
-        """Return whether a row, perhaps of another program, has all columns with values that they may have."""
-        return all(
-            name in row and _is_of(row[name], kinds, is_signed=self.columns[name].signed)
+        """Return whether a row, perhaps of another program, has its columns, all with values that they may have."""
+        return all(name in row for name in self._required) and all(
+            _is_of(row[name], kinds, is_signed=self.columns[name].signed)
             for name, kinds in self._kinds.items()
+            if name in row
         )
 
     def filled(self, rows: Sequence[R]) -> dict[str, Sequence[Row]]:

@@ -14,6 +14,7 @@ import pytest
 import cs_systems
 from cs_systems.analysis.attribution.timeline import DECLARED
 from cs_systems.core.tables import INDEX, Column, Table, heading, names_in, table
+from cs_systems.formulas.cost import COST
 from cs_systems.report.tables.rows import render_table
 
 LONGEST_NOTE = 15  # words between two semicolons
@@ -124,6 +125,15 @@ def test_every_table_that_is_printed_is_declared() -> None:
         aligned |= {name for spec in specs if re.match(r"f'[ ]?[<>^]", ast.unparse(spec))}
     assert makers == {"report/display.py": {"plain_table"}}
     assert aligned == {"cli/__init__.py", "core/printable.py"}
+
+
+def test_row_fits_without_a_column_that_it_need_not_have() -> None:
+    """The rows of `cost` are declared where annotations are texts."""
+    row = {"phase": "forward", "model_flops": 1.5, "hardware_flops": 2, "bytes": None}
+    assert COST.fits(row)
+    assert COST.fits(row | {"score_flops": 1})
+    assert not COST.fits(row | {"score_flops": -1})
+    assert not COST.fits({name: row[name] for name in row if name != "bytes"})
 
 
 def test_mappings_in_rows_are_columns() -> None:

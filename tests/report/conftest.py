@@ -50,7 +50,11 @@ H200 = Environment(
     float32_matmul="ieee",
 )
 CEILINGS = {
-    precision: {"peak_flops_per_s": tera * 1e12, "source": "NVIDIA H200 data sheet, SXM, dense"}
+    precision: {
+        "peak_flops_per_s": tera * 1e12,
+        "peak_bytes_per_s": None,
+        "source": "NVIDIA H200 data sheet, SXM, dense",
+    }
     for precision, tera in {
         Precision.FP32: 67.0,
         Precision.TF32: 494.5,

@@ -43,6 +43,7 @@ CASES: dict[str, tuple[object, ...]] = {
     "analyze of files": (TRACE, DATA / "kineto_h200_small2.json.gz"),
     "snapshot": (SNAPSHOT,),
     "snapshot of two": (SNAPSHOT, SNAPSHOT),
+    "ab": ("true", "true", "--measure", "process", "--max-pairs", "2"),
     "comm": (PROFILES / "comm",),
     "parallel": (PROFILES / "data_parallel_variants",),
 }

@@ -33,6 +33,7 @@ def step_memory_of_a_rank(
     buckets: float = 0.0,
     *,
     gradients_in_buckets: bool = False,
+    gradient_copies: float = 0.0,
 ) -> MemoryPrediction:
     """Return the prediction for one rank, given the prediction `whole` for its share of the batch in one process.
 
@@ -42,6 +43,7 @@ def step_memory_of_a_rank(
         world_size: number of ranks.
         buckets: bytes of the strategy's buckets in units of Ψ; they are alive at every instant.
         gradients_in_buckets: the gradients are views of the buckets, and not counted twice.
+        gradient_copies: bytes of copies of the gradients after backward, in units of Ψ.
 
     Divided parameters are gathered temporarily in the compute dtype, so that autocast makes no copies of them. The
     gathered parameters are left out.
@@ -54,6 +56,9 @@ def step_memory_of_a_rank(
         if gradients_in_buckets:
             kept -= alive.get("gradients", 0)
         instants[name] = of_a_rank(alive, splits, world_size) | ({"buckets": kept} if kept else {})
+    if gradient_copies and (begins := instants.get("backward: embedding")):  # the last instant of backward
+        copies = round(gradient_copies * begins.get("gradients", 0))
+        instants["averaging"] = {**begins, "workspace": 0, "buckets": begins.get("buckets", 0) + copies}
     return MemoryPrediction(instants, whole.largest_allocation)
 
 

@@ -281,6 +281,7 @@ def _predicted_bytes(config: RunConfig, algorithm: cost.AttentionAlgorithm, stra
         config.world_size,
         strategy.buckets,
         gradients_in_buckets=strategy.bucket_view is not None,
+        gradient_copies=strategy.gradient_copies,
     ).peak_bytes
 
 

@@ -83,6 +83,7 @@ class ParallelStrategy:
     for_unused: the options that it needs if a batch may leave a parameter without a gradient.
     buckets: bytes that it holds all the time in addition to parameters, in Ψ. bucket_view: the option that makes
         gradients views of the buckets; None if there is none, or in a composition if it is off.
+    gradient_copies: bytes of copies of gradients that it holds after backward next to them, in Ψ.
     tp_degree: the number of neighbouring ranks that take the same rows; None: all.
     """
 
@@ -101,6 +102,7 @@ class ParallelStrategy:
     for_unused: Mapping[str, Any] = field(default_factory=dict)
     buckets: float = 0.0
     bucket_view: str | None = None
+    gradient_copies: float = 0.0
     tp_degree: int | None = 1
 
     def part_of_batch(self, rank: int, world_size: int) -> tuple[int, int]:
@@ -230,6 +232,7 @@ def compose(name: str, **options: Any) -> ParallelStrategy:
         options={option: takes for part in parts.values() for option, takes in part.options.items()},
         one_dtype=any(part.one_dtype for part in parts.values()),
         buckets=sum(part.buckets for part in parts.values()),
+        gradient_copies=sum(part.gradient_copies for part in parts.values()),
         bucket_view=next((part.bucket_view for part in parts.values() if options.get(part.bucket_view or "")), None),
         for_unused={key: value for part in parts.values() for key, value in part.for_unused.items()},
         tp_degree=tp_degree,
