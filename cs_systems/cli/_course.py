@@ -32,8 +32,10 @@ class TaskRow(TypedDict):
     """Task of the course, the GPUs that it takes at the handout's sizes, and how far it is."""
 
     task: str
-    gpus: Annotated[int, Column("GPUs")]
-    state: str
+    gpus: Annotated[
+        int, Column("GPUs", note="GPUs: at the handout's sizes; with fewer, a task runs smaller, and says so")
+    ]
+    state: Annotated[str, Column(note="by hand: sums without a command")]
 
 
 TASKS = Table("tasks", TaskRow, "tasks of the course")

@@ -109,7 +109,8 @@ def _list(folder: Path) -> None:
         {"task": name, "gpus": task.gpus, "state": _course.state(task, folder)} for name, task in known.items()
     ]
     print_table(_course.TASKS, rows)
-    print(visible(f"results: {folder}\nrun one: cs-systems course {next(iter(known))}"))
+    first = next(iter(known))
+    print(visible(f"results: {folder}\nrun one: cs-systems course {first} (--dry-run prints its commands alone)"))
 
 
 def _wrapped(text: str) -> str:
