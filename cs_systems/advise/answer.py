@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Annotated, Any, TypedDict
 
-from cs_systems.advise.judge import Judgement, peak_bytes
+from cs_systems.advise.judge import Judgement, peak_bytes, step_s
 from cs_systems.advise.lever import Cell, batch_of
 from cs_systems.config import FIELDS, LEAVES, RunConfig
 from cs_systems.core.fields import Subject
@@ -88,7 +88,7 @@ class Answer:
         if not self.kept:
             return []
         first = self.history[0]
-        start: TrialRow = {**_EMPTY, "lever": "start", "step_s": _step_s(first), "peak_bytes": peak_bytes(first)}
+        start: TrialRow = row_of("start") | {"step_s": step_s(first), "peak_bytes": peak_bytes(first)}
         return [start, *self.kept]
 
     def to_dict(self) -> dict[str, Any]:
@@ -99,8 +99,8 @@ class Answer:
             "best": _plain(self.best),
             "command": command_words(self.best) if isinstance(self.best, RunConfig) else None,
             "whole": self.whole and self.whole._asdict(),
-            "start_s": _step_s(self.history[0]) if self.history else None,
-            "best_s": _step_s(self.history[-1]) if self.history else None,
+            "start_s": step_s(self.history[0]) if self.history else None,
+            "best_s": step_s(self.history[-1]) if self.history else None,
             "device": self.history[0].environment.device_name if self.history and self.history[0].environment else None,
             "trials": [dict(row) for row in self.trials],
             "sentences": self.sentences(),
@@ -130,6 +130,25 @@ class Answer:
             return "no trial had an expectation, which takes a GPU" if self.kept else ""
         close = sum(error <= CLOSE for error in off)
         return f"expected against measured: {close} of {len(off)} within {CLOSE:.0%}, median off by {median(off):.0%}"
+
+
+def row_of(lever: str, change: str = "", status: str = "", reason: str = "") -> TrialRow:
+    """Return the row of an option without numbers."""
+    return {
+        "lever": lever,
+        "change": change,
+        "status": status,
+        "expected_s": None,
+        "step_s": None,
+        "expected_bytes": None,
+        "peak_bytes": None,
+        "gain": None,
+        "gain_low": None,
+        "gain_high": None,
+        "processes": 0,
+        "numbers": "",
+        "reason": reason,
+    }
 
 
 def in_words(found: Judgement, word: str = "fast") -> str:
@@ -169,23 +188,4 @@ def _values(value: object) -> list[str]:
     return [str(one) for one in value] if isinstance(value, tuple) else [str(value)]
 
 
-def _step_s(record: RunRecord) -> float | None:
-    return record.measurement.median_s() if record.measurement else None
-
-
 _PAIRS = (("s", "step_s"), ("bytes", "peak_bytes"))
-_EMPTY: TrialRow = {
-    "lever": "",
-    "change": "",
-    "status": "",
-    "expected_s": None,
-    "step_s": None,
-    "expected_bytes": None,
-    "peak_bytes": None,
-    "gain": None,
-    "gain_low": None,
-    "gain_high": None,
-    "processes": 0,
-    "numbers": "",
-    "reason": "",
-}

@@ -49,4 +49,8 @@ def peak_bytes(record: RunRecord) -> int | None:
     return record.measurement.peak_allocated_bytes if record.measurement else None
 
 
+def step_s(record: RunRecord) -> float | None:
+    return record.measurement.median_s() if record.measurement else None
+
+
 JUDGES = {"time": judge_time, "memory": judge_memory}

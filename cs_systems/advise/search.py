@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from cs_systems.advise.answer import Answer, TrialRow
-from cs_systems.advise.judge import JUDGES, LEAST_GAIN, MOST_PAIRS, Judgement, peak_bytes
+from cs_systems.advise.answer import Answer, TrialRow, row_of
+from cs_systems.advise.judge import JUDGES, LEAST_GAIN, MOST_PAIRS, Judgement, peak_bytes, step_s
 from cs_systems.advise.lever import Cell, Lever, Proposal, Situation, batch_of, proposals
 from cs_systems.advise.numerics import UNCHECKED, Check
 from cs_systems.core.units import human
@@ -120,11 +120,11 @@ class Search:
         before, records = sum(self._numbers.values()), list[RunRecord]()
         status, reason, found, check = self._judged(option, records)
         self._tried |= {option.key, (option.lever, str(option.cell))}
-        row = _row(option.lever, option.words, status, reason)
+        row = row_of(option.lever, option.words, status, reason)
         if option.expected:
             row["expected_s" if self._unit == "s" else "expected_bytes"] = option.expected.value
         if records:
-            row |= {"step_s": _step_s(records[0]), "peak_bytes": peak_bytes(records[0])}
+            row |= {"step_s": step_s(records[0]), "peak_bytes": peak_bytes(records[0])}
         if found:
             low, high = (1 / end if end else None for end in (found.high, found.low))
             row |= {"gain": 1 / found.ratio, "gain_low": low, "gain_high": high}
@@ -200,7 +200,7 @@ class Search:
         return record
 
     def _now(self, record: RunRecord) -> float | None:
-        return _step_s(record) if self._unit == "s" else peak_bytes(record)
+        return step_s(record) if self._unit == "s" else peak_bytes(record)
 
     @property
     def _unit(self) -> str:
@@ -212,17 +212,17 @@ class Search:
             if isinstance(found, tuple):
                 lever, reason = found
                 if lever not in self._kept:
-                    yield _row(lever, "", "not tried", reason)
+                    yield row_of(lever, "", "not tried", reason)
             elif found.key not in self._tried and now is not None:
                 expected = found.expected
                 if too_large := self._fits(found):
-                    yield _row(found.lever, found.words, "not tried", too_large)
+                    yield row_of(found.lever, found.words, "not tried", too_large)
                 elif expected and not self._is_open(found, now):
                     other = "than the option that is kept" if found.lever in self._kept else "than now"
                     text = f"expected {human(expected.value, self._unit)}, no gain {other}"
-                    yield _row(found.lever, found.words, "not tried", text)
+                    yield row_of(found.lever, found.words, "not tried", text)
                 else:
-                    yield _row(found.lever, found.words, "not tried", "the search ended before it")
+                    yield row_of(found.lever, found.words, "not tried", "the search ended before it")
 
 
 def planned(situation: Situation, levers: Mapping[str, Lever]) -> list[Proposal]:
@@ -232,29 +232,6 @@ def planned(situation: Situation, levers: Mapping[str, Lever]) -> list[Proposal]
 
 def _options(situation: Situation, levers: Mapping[str, Lever]) -> list[Proposal]:
     return [one for one in proposals(situation, levers) if isinstance(one, Proposal)]
-
-
-def _row(lever: str, change: str, status: str, reason: str) -> TrialRow:
-    """Return the row of an option without numbers."""
-    return {
-        "lever": lever,
-        "change": change,
-        "status": status,
-        "expected_s": None,
-        "step_s": None,
-        "expected_bytes": None,
-        "peak_bytes": None,
-        "gain": None,
-        "gain_low": None,
-        "gain_high": None,
-        "processes": 0,
-        "numbers": "",
-        "reason": reason,
-    }
-
-
-def _step_s(record: RunRecord) -> float | None:
-    return record.measurement.median_s() if record.measurement else None
 
 
 def _why(record: RunRecord) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
+from cs_systems.cli import EXIT_INTERRUPTED
 from cs_systems.cli._output import print_table
 from cs_systems.config import PRESETS, ConfigError, Mode, Precision, RunConfig, preset
 from cs_systems.core.course import Task
@@ -22,7 +23,6 @@ from cs_systems.core.printable import command_line, visible
 from cs_systems.core.tables import Column, Table
 from cs_systems.core.units import human
 
-EXIT_INTERRUPTED = 130
 RANKS = (2, 4, 6)
 SMALLER = ("xl-2026", "large", "medium", "small", "tiny")
 MEASURING = ("time", "profile", "memory", "parallel", "attention", "comm", "precision")

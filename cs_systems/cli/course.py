@@ -15,8 +15,8 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from cs_systems.cli import _course
-from cs_systems.cli._course import EXIT_INTERRUPTED, Machine, Plan
+from cs_systems.cli import EXIT_INTERRUPTED, _course
+from cs_systems.cli._course import Machine, Plan
 from cs_systems.cli._options import MaybeFloat, MaybeInt, MaybeNames, MaybePath, MaybeText, flag, given, optional
 from cs_systems.cli._output import print_table, terminal_width
 from cs_systems.config import ConfigError, one_of
