@@ -34,6 +34,7 @@ class TrialRow(TypedDict):
     gain_low: Annotated[float | None, Column("low", drop=2)]
     gain_high: Annotated[float | None, Column("high", drop=1)]
     processes: int
+    took_s: float | None
     numbers: Annotated[str, Column("numbers", beside=60)]
     reason: Annotated[str, Column(beside=30)]
 
@@ -41,7 +42,7 @@ class TrialRow(TypedDict):
 _OF_TIME = "lever change expected_s step_s gain gain_low gain_high"
 _OF_MEMORY = "lever change expected_bytes peak_bytes gain step_s"
 CAPTION = "kept, each on top of those above it"
-NOTE = "gain: before over after, in alternating processes; low, high: 95% interval over three looks"
+NOTE = "gain: before over after, in fresh processes; low, high: 95% interval over three looks"
 WATERFALL = {
     "time": Table("waterfall", TrialRow, CAPTION, _OF_TIME, notes=(NOTE,)),
     "memory": Table("waterfall", TrialRow, CAPTION, _OF_MEMORY),
@@ -146,6 +147,7 @@ def row_of(lever: str, change: str = "", status: str = "", reason: str = "") -> 
         "gain_low": None,
         "gain_high": None,
         "processes": 0,
+        "took_s": None,
         "numbers": "",
         "reason": reason,
     }

@@ -1,10 +1,13 @@
-"""Bench for cells: each process of a cell is a record in the folder of the search, and none is measured twice."""
+"""Bench for cells: each process of a cell is a record in the folder of the search, and none is measured twice.
+
+The cells that check the numbers run in the process of the trial, after it; nothing of theirs is timed.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
@@ -52,13 +55,24 @@ class CellBench:
     clock: Callable[[], float] = time.monotonic
     _known: dict[tuple[str, int], RunRecord] = field(default_factory=dict)
     _took_s: list[float] = field(default_factory=list)
+    _supervisor: Supervisor | None = None  # of the latest process
 
     def __post_init__(self) -> None:
         self._until_s = self.clock() + self.budget_s
 
-    def opened(self) -> AbstractContextManager[None]:
-        """Lock the folder, for the time of the search."""
-        return self.journal.locked()
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Lock the folder, for the time of the search, and end the latest process after it."""
+        with self.journal.locked():
+            try:
+                yield
+            finally:
+                self._end()
+
+    def _end(self) -> None:
+        if self._supervisor is not None:
+            self._supervisor.close()
+            self._supervisor = None
 
     def resume(self, now: Environment) -> None:
         """Read the records of an earlier search. Raises ConfigError for those of another machine than `now`."""
@@ -75,10 +89,11 @@ class CellBench:
 
     def measure(self, cell: Cell, number: int) -> RunRecord:
         assert isinstance(cell, RunConfig)
+        self._end()
         return self._together([cell], number)[0]
 
     def _together(self, configs: Sequence[RunConfig], number: int = 0) -> list[RunRecord]:
-        """Return the records of cells, of which those that are not recorded share new processes."""
+        """Return the records of cells, of which those that are not recorded share the latest process."""
         missing = [one for one in configs if (one.key(), number) not in self._known]
         if missing:
             began_s = self.clock()
@@ -94,11 +109,11 @@ class CellBench:
             yield from (RunRecord("", one.to_dict(), "unavailable", number, str(error)) for one in configs)
             return
         has_experiments = number == 0 and all(refusal(cell) is None for cell in cells)
-        allowed = Allowance(EXPERIMENTS_S if has_experiments else 0.0)
-        timeout_s = max(LEAST_TIMEOUT_S, self.left_s())
-        with Supervisor(self.journal, timeout_s, allowed) as supervisor:
-            for record in supervisor.measure(cells, number, False, True, lambda *_: None):
-                yield self.journal.append(record)
+        if self._supervisor is None:
+            allowed = Allowance(EXPERIMENTS_S if has_experiments else 0.0)
+            self._supervisor = Supervisor(self.journal, max(LEAST_TIMEOUT_S, self.left_s()), allowed)
+        for record in self._supervisor.measure(cells, number, False, True, lambda *_: None):
+            yield self.journal.append(record)
 
     def check(self, cell: Cell) -> Check:
         assert isinstance(cell, RunConfig)
@@ -108,8 +123,8 @@ class CellBench:
             judged, start = self._together([_errors(cell), _errors(self.start)])
             return numerics.strict(judged, start)
         seeds = [replace(self.start, seed=self.start.seed + n) for n in range(SEEDS)]
-        start, *others = self._together([*map(self._trained, seeds)])
-        return numerics.training(self.measure(self._trained(cell), 0), start, others)
+        start, *others, judged = self._together([*map(self._trained, seeds), self._trained(cell)])
+        return numerics.training(judged, start, others)
 
     def _trained(self, config: RunConfig) -> RunConfig:
         """Return the cell that trains as this one does: for the built-in model one that keeps its losses."""
@@ -119,6 +134,9 @@ class CellBench:
 
     def left_s(self) -> float:
         return self._until_s - self.clock()
+
+    def spent_s(self) -> float:
+        return self.budget_s - self.left_s()
 
     def process_s(self) -> float:
         return fmean(self._took_s) if self._took_s else FIRST_PROCESS_S

@@ -17,6 +17,7 @@ from cs_systems.record import Environment, RunRecord
 
 PACKAGE = "levers"
 HOST_BOUND = 0.9  # share of the step that the host takes to submit it; above it, the device waits
+TOGETHER = " + "  # between the names of levers that are tried as one
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Situation:
         source: the text of the script; "" for a cell.
         environment: the machine.
         history: one record of each kept cell, the best one's last; empty before the first measurement.
+        seen: records of cells that were measured for their experiments only.
         goal: "time" or "memory".
         memory_bytes: the memory that a step may take; None if unknown.
         changes_batch: whether a lever may change the batch.
@@ -59,6 +61,7 @@ class Situation:
     cell: Cell
     environment: Environment
     history: tuple[RunRecord, ...] = ()
+    seen: tuple[RunRecord, ...] = ()
     goal: str = "time"
     memory_bytes: int | None = None
     changes_batch: bool = False
@@ -93,23 +96,27 @@ class Situation:
         measurement = self.record.measurement if self.record else None
         return measurement.peak_allocated_bytes if measurement else None
 
+    @property
+    def is_captured(self) -> bool:
+        """Flag of a step that is one launch, so that the device never waits for the host."""
+        return isinstance(self.cell, RunConfig) and self.cell.graph == "step"
+
     @cached_property
     def host_s(self) -> float:
-        """Time in which the host submits a step; 0 where the host is the device."""
-        measurement = self.record.measurement if self.record else None
-        if measurement is None or not self.on_gpu:
+        """Time in which the host submits a step; 0 where the host is the device, or launches a CUDA graph."""
+        if self.record is None or not self.on_gpu or self.is_captured:
             return 0.0
-        from statistics import median
-
-        return median(sum(sample.submit_s.values()) for sample in measurement.timed)
+        return submit_s(self.record)
 
     @cached_property
     def device_s(self) -> float | None:
         """Time of a step on the device alone; None where only an experiment can tell and none did."""
+        step_s, record = self.step_s, self.record
+        if self.is_captured and record and _is_of(record, self.config):
+            return step_s
         if (row := self._row("device-only")) and row["time_s"]:
             return row["time_s"]
-        step_s = self.step_s
-        return None if step_s is None or self.host_s > HOST_BOUND * step_s else step_s
+        return None if step_s is None or record is None or is_launch_bound(record) else step_s
 
     def after_experiment(self, experiment: str, instead: str = "") -> Expected | None:
         """Return the step with a part of it as an experiment measured it, but no shorter than the host submits it."""
@@ -131,17 +138,49 @@ class Situation:
         peak = Forecast(self.config, self.peak_bytes).peak(**changes)
         return None if peak is None else Expected(peak.value, peak.low, peak.high, "forecast")
 
+    def casts_s(self) -> float | None:
+        """Return the time of the casts to bf16 in forward, by the newest experiment on products; None without one."""
+        for _, row in self._rows("products", "bf16"):
+            if row["time_s"] is not None and row["low_s"] is not None:
+                return row["time_s"] - row["low_s"]
+        return None
+
     def _row(self, experiment: str, instead: str = "") -> ExperimentRow | None:
         """Return the newest row of an experiment on the present step, or of a part on one that differs around it."""
         now = self.config.of_any_measurement
-        for record in reversed(self.history):
-            made = record.run_config.of_any_measurement
-            for row in EXPERIMENTS.of(record.results):
-                is_whole = row["of"] == "step"
-                like = made if is_whole else replace(made, graph=now.graph, optimizer=now.optimizer)
-                if (row["experiment"], row["instead"]) == (experiment, instead) and like == now:
-                    return row
+        for made, row in self._rows(experiment, instead):
+            if experiment == "device-only":  # a graph launches the same kernels
+                made = replace(made, graph=now.graph)
+            elif row["of"] != "step":
+                made = replace(made, graph=now.graph, optimizer=now.optimizer)
+            if made == now:
+                return row
         return None
+
+    def _rows(self, experiment: str, instead: str) -> Iterator[tuple[RunConfig, ExperimentRow]]:
+        """Yield the rows of an experiment with their cells, kept or seen, the newest first."""
+        for record in (*reversed(self.seen), *reversed(self.history)):
+            for row in EXPERIMENTS.of(record.results):
+                if (row["experiment"], row["instead"]) == (experiment, instead):
+                    yield record.run_config.of_any_measurement, row
+
+
+def submit_s(record: RunRecord) -> float:
+    """Return the time in which the host submits a step; 0 without samples."""
+    from statistics import median
+
+    samples = record.measurement.timed if record.measurement else ()
+    return median(sum(sample.submit_s.values()) for sample in samples) if samples else 0.0
+
+
+def is_launch_bound(record: RunRecord) -> bool:
+    """Return whether the host takes nearly the whole step to submit it, so that the device may wait for it."""
+    step_s = record.measurement.median_s() if record.measurement else None
+    return step_s is not None and submit_s(record) > HOST_BOUND * step_s
+
+
+def _is_of(record: RunRecord, config: RunConfig) -> bool:
+    return record.run_config.of_any_measurement == config.of_any_measurement
 
 
 @dataclass(frozen=True)
@@ -191,6 +230,9 @@ class Lever:
             expectation, and is never shown.
         script: how it is applied to a script; None for a lever of cells.
         remedies: codes of the causes, as rules of diagnosis name them, for which it is a remedy.
+        cost: how many processes a trial of it is worth; it only orders options, by their gain per cost.
+        frees_host: after it, the device no longer waits for launches, so that options gain which these would hide.
+        experiment: the experiment by which its options are expected; it needs a step that the host launches.
     """
 
     numbers: str
@@ -199,17 +241,22 @@ class Lever:
     usual: float = 0.05
     script: ScriptChange | None = None
     remedies: tuple[str, ...] = ()
+    cost: float = 1.0
+    frees_host: bool = False
+    experiment: str = ""
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """Option of a lever, as a cell to measure beside the best one.
+    """Option of a lever, or of two together, as a cell to measure beside the best one.
 
     Attributes:
+        lever: its name, or two with TOGETHER between them.
         words: the options that carry it out: `precision bf16`.
         fields: the changed fields of a cell.
         numbers: see `Lever`.
         times: the batch of the cell over that of the best one.
+        cost: see `Lever`.
     """
 
     lever: str
@@ -220,6 +267,11 @@ class Proposal:
     fields: Mapping[str, Any] = field(default_factory=dict)
     expected: Expected | None = None
     times: float = 1.0
+    cost: float = 1.0
+
+    @property
+    def levers(self) -> tuple[str, ...]:
+        return tuple(self.lever.split(TOGETHER))
 
     @property
     def key(self) -> tuple[str, str]:
@@ -255,8 +307,42 @@ def _of_cell(situation: Situation, name: str, lever: Lever) -> Iterator[Proposal
             continue
         times = config.batch_size / situation.config.batch_size
         yield Proposal(
-            name, config, _words(option.fields), lever.numbers, lever.usual, option.fields, option.expected, times
+            name,
+            config,
+            _words(option.fields),
+            lever.numbers,
+            lever.usual,
+            option.fields,
+            option.expected,
+            times,
+            lever.cost,
         )
+
+
+def together(situation: Situation, levers: Mapping[str, Lever]) -> Iterator[Proposal]:
+    """Yield each option that launches would hide, together with a lever that frees the host.
+
+    An option that makes only the device faster shows no gain while the step waits for launches, and a CUDA graph shows
+    none while the step waits for the device.
+    """
+    if not isinstance(situation.cell, RunConfig) or situation.goal != "time":
+        return
+    for name, freeing in levers.items():
+        if not freeing.frees_host:
+            continue
+        others = {other: lever for other, lever in levers.items() if other != name}
+        for first in _of_cell(situation, name, freeing):
+            if not isinstance(first, Proposal):
+                continue
+            for second in proposals(replace(situation, cell=first.cell), others):
+                if isinstance(second, Proposal) and second.expected and second.expected.value < situation.host_s:
+                    yield replace(
+                        second,
+                        lever=f"{second.lever}{TOGETHER}{name}",
+                        words=f"{second.words}, {first.words}",
+                        fields={**second.fields, **first.fields},
+                        cost=max(first.cost, second.cost),
+                    )
 
 
 def _words(fields: Mapping[str, Any]) -> str:
@@ -274,7 +360,7 @@ def _of_script(situation: Situation, name: str, lever: Lever) -> Iterator[Propos
         yield name, reason
     else:
         plan = replace(situation.cell, levers=(*situation.cell.levers, name))
-        yield Proposal(name, plan, lever.script.what, lever.numbers, lever.usual)
+        yield Proposal(name, plan, lever.script.what, lever.numbers, lever.usual, cost=lever.cost)
 
 
 def only_built_in(situation: Situation) -> str | None:

@@ -82,6 +82,9 @@ class ScriptBench:
     def left_s(self) -> float:
         return self._until_s - self.clock()
 
+    def spent_s(self) -> float:
+        return self.budget_s - self.left_s()
+
     def process_s(self) -> float:
         return fmean(self._took_s) if self._took_s else FIRST_PROCESS_S
 

@@ -1,8 +1,10 @@
 """Search: tries one lever after the other beside the best cell so far, and keeps those that are proved.
 
-The option with the largest expected gain comes first, those without an expectation last. Each is measured in fresh
-processes that alternate with the best cell (A B B A A B), until its interval shows a gain or excludes one. What is kept
-has passed the check of its numbers.
+The option with the largest gain per cost comes first; one without an expectation counts as what it usually gains. Each
+is measured in a fresh process beside those of the best cell, and in further pairs that alternate (B A, A B) until its
+interval shows a gain or excludes one, or its median shows none. An option that launches would hide is tried together
+with a lever that frees the host. What gained nothing while the step waited for launches is tried again once it does
+not. What is kept has passed the check of its numbers.
 """
 
 from __future__ import annotations
@@ -14,13 +16,24 @@ from typing import Protocol
 
 from cs_systems.advise.answer import Answer, TrialRow, row_of
 from cs_systems.advise.judge import JUDGES, LEAST_GAIN, MOST_PAIRS, Judgement, peak_bytes, step_s
-from cs_systems.advise.lever import Cell, Lever, Proposal, Situation, batch_of, proposals
+from cs_systems.advise.lever import (
+    Cell,
+    Lever,
+    Proposal,
+    Situation,
+    batch_of,
+    is_launch_bound,
+    proposals,
+    together,
+)
 from cs_systems.advise.numerics import UNCHECKED, Check
-from cs_systems.core.units import human
+from cs_systems.config import RunConfig
+from cs_systems.core.units import counted, human
 from cs_systems.record import RunRecord
 
 AGAIN = 0.05  # expected share, from which an option that gave nothing is tried on top of another best cell
 PROCESSES = 3  # of a trial and the check of its numbers, at least
+CLOSE_ENDS = 1.06  # of the whole gain's interval, high over low, from which no further pair is measured
 
 
 class Bench(Protocol):
@@ -37,6 +50,9 @@ class Bench(Protocol):
 
     def process_s(self) -> float:
         """Return how long a process has usually taken."""
+
+    def spent_s(self) -> float:
+        """Return the time since the search began."""
 
 
 class Nothing(RuntimeError):
@@ -58,9 +74,12 @@ class Search:
     say: Callable[[str], object] = lambda line: None
     rows: list[TrialRow] = field(default_factory=list)
     _tried: set[tuple[str, str]] = field(default_factory=set)
+    _hidden: set[tuple[str, str]] = field(default_factory=set)  # tried while the step waited for launches
     _kept: set[str] = field(default_factory=set)
+    _looked: set[str] = field(default_factory=set)
     _numbers: Counter[Cell] = field(default_factory=Counter)
-    _latest: tuple[Cell, RunRecord] | None = None
+    _records: dict[Cell, list[RunRecord]] = field(default_factory=dict)
+    _latest: Cell | None = None
     _whole: Judgement | None = None
 
     def __post_init__(self) -> None:
@@ -76,12 +95,15 @@ class Search:
         if first.measurement is None or not first.is_timing or self._now(first) is None:
             raise Nothing(first.reason or "the start has no valid number for this goal")
         self.situation = replace(self.situation, history=(first,))
-        while (option := self._next()) is not None:
-            if self.bench.left_s() < (PROCESSES + 2) * self.bench.process_s():
-                break
+        while (option := self._next()) is not None and self._has_time():
             self._try(option)
+            self._look()
         if self._kept:
             self._prove()
+
+    def _has_time(self) -> bool:
+        """Return whether the time is enough for a trial, and then for the start beside the best."""
+        return self.bench.left_s() >= (PROCESSES + 2) * self.bench.process_s()
 
     def answer(self) -> Answer:
         """Return what was found so far, with the levers that do not apply and the options that were not tried."""
@@ -89,19 +111,19 @@ class Search:
         return Answer(self.start, self.best, self.situation.history, tuple(rows), self.situation.goal, self._whole)
 
     def _next(self) -> Proposal | None:
-        """Return the option to try: by its expected gain, and then those without an expectation."""
+        """Return the option to try: the one with the largest gain per cost, as expected or usual."""
         now = self._now(self.situation.history[-1])
         assert now is not None
         worth = [
             one for one in _options(self.situation, self.levers) if self._is_open(one, now) and self._fits(one) is None
         ]
-        return min(worth, key=lambda one: (one.expected is None, -one.gain(now)), default=None)
+        return max(worth, key=lambda one: one.gain(now) / one.cost, default=None)
 
     def _is_open(self, option: Proposal, now: float) -> bool:
         """Return whether a trial may show a gain: it is expected, or only a trial can tell and none was made."""
         if option.expected is None:
-            return option.key not in self._tried
-        least = AGAIN if option.key in self._tried or option.lever in self._kept else LEAST_GAIN
+            return option.key not in self._tried or (option.key in self._hidden and self.situation.is_captured)
+        least = AGAIN if option.key in self._tried or self._kept.intersection(option.levers) else LEAST_GAIN
         return option.gain(now) > least and (option.lever, str(option.cell)) not in self._tried
 
     def _fits(self, option: Proposal) -> str | None:
@@ -117,9 +139,12 @@ class Search:
         assert now is not None
         expected = f", expected {human(option.expected.value, self._unit)}" if option.expected else ""
         self.say(f"trying {option.lever}: {option.words}{expected}, now {human(now, self._unit)}")
-        before, records = sum(self._numbers.values()), list[RunRecord]()
+        before, began_s, records = sum(self._numbers.values()), self.bench.spent_s(), list[RunRecord]()
         status, reason, found, check = self._judged(option, records)
         self._tried |= {option.key, (option.lever, str(option.cell))}
+        self._hidden -= {option.key}
+        if status == "rejected" and records and is_launch_bound(records[0]):
+            self._hidden.add(option.key)
         row = row_of(option.lever, option.words, status, reason)
         if option.expected:
             row["expected_s" if self._unit == "s" else "expected_bytes"] = option.expected.value
@@ -128,46 +153,86 @@ class Search:
         if found:
             low, high = (1 / end if end else None for end in (found.high, found.low))
             row |= {"gain": 1 / found.ratio, "gain_low": low, "gain_high": high}
-        row |= {"processes": sum(self._numbers.values()) - before, "numbers": check.saw}
+        took_s = self.bench.spent_s() - began_s
+        row |= {"processes": sum(self._numbers.values()) - before, "numbers": check.saw, "took_s": took_s}
         self.rows.append(row)
         after = self._now(records[0]) if records else None
         measured = "" if after is None else f", {human(after, self._unit)}"
-        self.say(f"  {status}{measured}{f': {reason}' if reason else ''}")
+        self.say(f"  {status}{measured}{f': {reason}' if reason else ''}; {human(took_s, 's')}")
         if status == "kept":
-            self._kept.add(option.lever)
-            history = (*self.situation.history, records[0])
-            self.situation = replace(self.situation, cell=option.cell, history=history)
+            self._keep(option, records[0])
+
+    def _keep(self, option: Proposal, record: RunRecord) -> None:
+        """Make an option the best, and close those of its lever that were expected to gain less."""
+        if option.expected:
+            for other in _options(self.situation, self.levers):
+                if other.lever == option.lever and other.expected and other.expected.value > option.expected.value:
+                    self._tried.add(other.key)
+                    reason = f"expected {human(other.expected.value, self._unit)}, no gain than the option that is kept"
+                    self.rows.append(row_of(other.lever, other.words, "not tried", reason))
+        self._kept |= {*option.levers}
+        self.situation = replace(self.situation, cell=option.cell, history=(*self.situation.history, record))
+
+    def _look(self) -> None:
+        """Measure a captured step as the host launches it, once, where experiments on it expect what options give."""
+        cell, goal = self.best, self.situation.goal
+        if not isinstance(cell, RunConfig) or not self.situation.is_captured or cell.compile != "none":
+            return
+        asking = {
+            one.lever
+            for one in _options(self.situation, self.levers)
+            if one.expected is None and one.lever in self.levers and self.levers[one.lever].experiment
+        }
+        asking -= self._kept | self._looked
+        if asking and goal == "time" and self._has_time():
+            self._looked |= asking
+            self.say("measuring the step as the host launches it: its experiments tell what other options give")
+            self.situation = replace(
+                self.situation, seen=(*self.situation.seen, self._measure(replace(cell, graph="none")))
+            )
 
     def _judged(self, option: Proposal, records: list[RunRecord]) -> tuple[str, str, Judgement | None, Check]:
         """Return (status, reason, judgement, check of the numbers); fill the records of the candidate."""
         found: Judgement | None = None
-        for answer in self._pairs(self.best, option.cell, records):
+        for answer in self._pairs(self.best, option.cell, records, self._known()):
             if isinstance(answer, str):
                 return "failed", answer, None, UNCHECKED
             found = answer
-            if found.is_gain is not None:
+            if found.is_gain is not None or found.ratio > 1 - LEAST_GAIN:
                 break
         assert found is not None
         if not found.is_gain:
-            open_ = f"no gain shown by {MOST_PAIRS} pairs of processes"
-            return "rejected", open_ if found.is_gain is None else "no gain", found, UNCHECKED
+            shown = f"no gain shown by {counted(len(records), 'pair')} of processes"
+            return "rejected", shown if found.is_gain is None else "no gain", found, UNCHECKED
         check = self.bench.check(option.cell) if option.numbers else UNCHECKED
         if check.passed:
             return "kept", "", found, check
         return "rejected", "the numbers change too much", found, check
 
-    def _pairs(self, base: Cell, cell: Cell, records: list[RunRecord]) -> Iterator[Judgement | str]:
+    def _known(self) -> list[RunRecord]:
+        """Return the records of the best cell that need not be measured again for the first pair of a trial.
+
+        The clock of a GPU's kernels is steady; a host's speed is that of the last minute.
+        """
+        records = self._records[self.best]
+        if self.situation.on_gpu and not any(map(is_launch_bound, records)):
+            return [*records]
+        return records[-1:] if self._latest == self.best else []
+
+    def _pairs(
+        self, base: Cell, cell: Cell, records: list[RunRecord], of_base: list[RunRecord]
+    ) -> Iterator[Judgement | str]:
         """Yield the judgement of a cell beside another after each pair of processes, or why there is none.
 
-        records: those of the cell, filled by this.
+        records: those of the cell, filled by this. of_base: those of the other that count as the first of a pair.
         """
-        of_base: list[RunRecord] = []
-        times = batch_of(cell) / batch_of(base)
+        times, known = batch_of(cell) / batch_of(base), bool(of_base)
         for pair in range(MOST_PAIRS):
             turns = [(base, of_base), (cell, records)]
+            if pair == 0 and known:
+                turns = turns[1:]
             for one, found in turns if pair % 2 == 0 else reversed(turns):
-                is_fresh = pair == 0 and self._latest is not None and self._latest[0] == one == base
-                record = self._latest[1] if is_fresh and self._latest else self._measure(one)
+                record = self._measure(one)
                 if record.measurement is None or not record.is_timing:
                     yield _why(record)
                     return
@@ -183,20 +248,24 @@ class Search:
         self._whole = self.beside_start(self.best)
 
     def beside_start(self, cell: Cell) -> Judgement | None:
-        """Return the judgement of a cell beside the start, measured as in a trial; None if one of them fails."""
-        whole = None
-        for found in self._pairs(self.start, cell, []):
+        """Return the judgement of a cell beside the start, in as many pairs as the time allows; None if one fails."""
+        whole, began_s = None, self.bench.spent_s()
+        for pair, found in enumerate(self._pairs(self.start, cell, [], []), 1):
             if isinstance(found, str):
-                return None
+                return whole
             whole = found
-            if found.is_gain is not None:
+            pair_s = (self.bench.spent_s() - began_s) / pair
+            is_close = found.low is not None and found.high is not None and found.high / found.low < CLOSE_ENDS
+            if (is_close and found.is_gain is not None) or self.bench.left_s() < pair_s:
                 break
         return whole
 
     def _measure(self, cell: Cell) -> RunRecord:
         record = self.bench.measure(cell, self._numbers[cell])
         self._numbers[cell] += 1
-        self._latest = cell, record
+        self._latest = cell
+        if record.measurement is not None and record.is_timing:
+            self._records.setdefault(cell, []).append(record)
         return record
 
     def _now(self, record: RunRecord) -> float | None:
@@ -231,7 +300,8 @@ def planned(situation: Situation, levers: Mapping[str, Lever]) -> list[Proposal]
 
 
 def _options(situation: Situation, levers: Mapping[str, Lever]) -> list[Proposal]:
-    return [one for one in proposals(situation, levers) if isinstance(one, Proposal)]
+    alone = [one for one in proposals(situation, levers) if isinstance(one, Proposal)]
+    return [*alone, *together(situation, levers)]
 
 
 def _why(record: RunRecord) -> str:

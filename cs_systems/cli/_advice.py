@@ -73,12 +73,13 @@ def print_answer(answer: Answer) -> None:
 
 def _lines(answer: Answer) -> Iterator[str]:
     """Yield what each kept lever changed in the numbers, how to write it in a program, and what does not apply."""
-    from cs_systems.advise.lever import all_levers
+    from cs_systems.advise.lever import TOGETHER, all_levers
 
     levers = all_levers()
     for row in answer.kept:
-        lever = levers[row["lever"]]
-        saw = f"; {row['numbers']}" if row["numbers"] else ""
-        yield f"{row['lever']}: {lever.numbers or 'changes no number'}{saw}; in your own program: {lever.lines}"
+        for name in row["lever"].split(TOGETHER):
+            saw = f"; {row['numbers']}" if row["numbers"] else ""
+            what = levers[name].numbers or "changes no number"
+            yield f"{name}: {what}{saw}; in your own program: {levers[name].lines}"
     if answer.unfit:
         yield f"does not apply: {'; '.join(answer.unfit)}"

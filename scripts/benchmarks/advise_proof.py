@@ -2,6 +2,7 @@
 
 Question: how much faster does the step become, and do the expectations hold?
 
+    pip install cuda-core cuda-bindings nvidia-cuda-nvrtc           # for the kernels in CUDA C++
     python3 scripts/benchmarks/advise_proof.py --budget 4m          # on one H100 or H200, in 5 minutes
     python3 scripts/benchmarks/advise_proof.py --show               # the page again, from the saved answer
 

@@ -48,4 +48,5 @@ LEVER = Lever(
     "torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)",
     0.1,
     remedies=("unfused-attention", "score-matrices"),
+    experiment="attention",
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cs_systems.advise.lever import Lever, Option, Situation, only_built_in
+from cs_systems.analysis.diagnosis import Expected
 from cs_systems.config import Mode, Precision, RunConfig
 
 
@@ -18,7 +19,16 @@ def options(situation: Situation) -> Sequence[Option] | str:
         return f"it follows precision bf16, and the precision is {config.precision.value}"
     if config.mode is not Mode.TRAIN_STEP or config.optimizer not in (RunConfig.optimizer, "adamw_fused"):
         return "it replaces the fused AdamW of a whole training step"
-    return [Option({"precision": Precision.BF16_PURE, "optimizer": "adamw_master"})]
+    return [Option({"precision": Precision.BF16_PURE, "optimizer": "adamw_master"}, _expected(situation))]
+
+
+def _expected(situation: Situation) -> Expected | None:
+    """Return the step without the casts of its products."""
+    casts_s, device_s = situation.casts_s(), situation.device_s
+    if casts_s is None or device_s is None or situation.goal != "time":
+        return None
+    value = max(device_s - casts_s, situation.host_s)
+    return Expected(value, value, value, "forecast")
 
 
 LEVER = Lever(

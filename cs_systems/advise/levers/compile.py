@@ -37,4 +37,5 @@ LEVER = Lever(
     0.35,
     ScriptChange("torch.compile of the model", unfit, hook=hook, patch=before_optimizer("{model}.compile()")),
     remedies=("launch-bound", "unfused-elementwise", "small-operators"),
+    cost=7.0,
 )

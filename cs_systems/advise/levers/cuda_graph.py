@@ -27,4 +27,5 @@ LEVER = Lever(
     "with torch.cuda.graph(graph): step()  # then graph.replay(), with inputs copied in place",
     0.1,
     remedies=("launch-bound",),
+    frees_host=True,
 )

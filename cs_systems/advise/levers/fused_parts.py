@@ -46,6 +46,7 @@ LEVER = Lever(
     "sums in another order inside of fused kernels",
     options,
     "fused kernels such as Liger's, or the parts of cs_systems.model.training",
-    0.1,
+    0.25,
     remedies=("unfused-elementwise",),
+    cost=4.0,
 )
