@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -158,6 +159,8 @@ def _fit(task: Task, values: dict[str, str], machine: Machine) -> tuple[str, str
     """
     wanted = values["size"].split()
     words = task.commands(values, "out")[0]
+    if not _is_predicted(words):
+        return "full", "at the handout's size, whose memory is not predicted"
     needed = {name: _least_bytes(name, words) for name in wanted}
     memory = machine.memory_bytes or 0
     fitting = [name for name in wanted if needed[name] <= memory]
@@ -174,18 +177,36 @@ def _least_bytes(size: str, words: Sequence[str]) -> int:
     """Return the predicted memory of the smallest cell of a size in a command."""
     from cs_systems.formulas.memory.fit import needed_bytes
 
-    def first(option: str, default: str) -> str:
-        return words[words.index(option) + 1] if option in words else default
+    cells = [
+        RunConfig(
+            model=preset(size, context_length=int(context)),
+            batch_size=int(batch),  # of --global-batch-size the whole, which is more than a share
+            mode=Mode(mode),
+            precision=Precision(precision),
+            attention=attention,
+            checkpoint=checkpoint,
+            device="cuda",
+        )
+        for context in _values(words, "--context-length", "512")
+        for batch in _values(words, "--batch-size", "4")
+        for mode in _values(words, "--mode", "train-step")
+        for precision in _values(words, "--precision", "fp32")
+        for attention in _values(words, "--attention", "naive")
+        for checkpoint in _values(words, "--checkpoint", "none")
+    ]
+    return min(map(needed_bytes, cells))
 
-    config = RunConfig(
-        model=preset(size, context_length=int(first("--context-length", "512"))),
-        batch_size=int(first("--batch-size", "4")),  # of --global-batch-size the whole, which is more than a share
-        mode=Mode(first("--mode", "train-step")),
-        precision=Precision(first("--precision", "fp32")),
-        attention=first("--attention", "naive"),
-        device="cuda",
-    )
-    return needed_bytes(config)
+
+def _values(words: Sequence[str], option: str, *default: str) -> list[str]:
+    """Return the values of an option in a command."""
+    if option not in words:
+        return [*default]
+    return [*takewhile(lambda word: not word.startswith("--"), words[words.index(option) + 1 :])]
+
+
+def _is_predicted(words: Sequence[str]) -> bool:
+    """Return whether the memory of a command's cells has a formula, which compiled models and fused parts lack."""
+    return {*_values(words, "--compile", "none"), *_values(words, "--parts")} == {"none"}
 
 
 def _has_nsys() -> bool:
@@ -224,6 +245,8 @@ def carried_out(plan: Plan, deadline: float | None = None) -> int:
     """Run the commands of a plan, each after the other even if one fails; return the highest exit status.
 
     The folder keeps what they printed, and the state of the task. The steps that the task `shows` are printed too.
+
+    deadline: reading of time.monotonic() after which no command that measures begins; reports of records do.
     """
     if plan.task.is_by_hand:
         return 0
@@ -236,12 +259,12 @@ def carried_out(plan: Plan, deadline: float | None = None) -> int:
 
                 print_table(layer_limits, layer_limits(plan.task.limits))
         for number, words in enumerate(plan.commands, 1):
-            if deadline is not None and time.monotonic() > deadline:
+            began, line = time.monotonic(), visible(command_line("cs-systems", *words))
+            print(f"$ {line}", file=file)
+            if deadline is not None and began > deadline and words[0] in MEASURING:
                 done.append({"command": words, "status": None, "seconds": 0.0})
                 continue
-            began, line = time.monotonic(), visible(command_line("cs-systems", *words))
             print(f"    {line}", flush=True)
-            print(f"$ {line}", file=file)
             with redirect_stdout(_Tee(sys.stdout, file) if number in plan.task.shows else file):
                 status = _status(words)
             done.append({"command": words, "status": status, "seconds": round(time.monotonic() - began, 1)})
@@ -265,20 +288,20 @@ def _status(words: list[str]) -> int:
         return 1
 
 
-def _state_file(task: Task, out: Path) -> Path:
+def state_file(task: Task, out: Path) -> Path:
     return out / f"{task.name}.json"  # several tasks may share the folder
 
 
 def _write_state(plan: Plan, done: Sequence[dict[str, Any]]) -> None:
     state = {"scale": plan.scale, "machine": str(plan.machine), "planned": len(plan.commands), "steps": list(done)}
-    _state_file(plan.task, plan.out).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+    state_file(plan.task, plan.out).write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
 
 
 def state(task: Task, folder: Path) -> str:
     """Return the state of a task in a folder of results, in a few words."""
     if task.is_by_hand:
         return "by hand"
-    file = _state_file(task, folder / (task.folder or task.name))
+    file = state_file(task, folder / (task.folder or task.name))
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         ended = sum(step["status"] == 0 for step in found["steps"])

@@ -40,7 +40,7 @@ class Course:
     out: Annotated[MaybePath, optional("DIR", "folder of the results, with one folder for each task", str(FOLDER))] = (
         None
     )
-    budget_s: Annotated[MaybeFloat, optional("SECONDS", "begin no command after so many seconds")] = None
+    budget_s: Annotated[MaybeFloat, optional("SECONDS", "begin no command that measures after so many seconds")] = None
     dry_run: Annotated[bool, flag("print the commands, and run nothing")] = False
 
 

@@ -4,8 +4,8 @@ The tables show hidden and exposed communication, waiting, bytes sent, and memor
 by formula. The strategies are the files in `cs_systems/model/parallel`; `+` joins several.
 
 --batch-size is for each rank: N ranks train on N times as many sequences. --global-batch-size is for all of them.
-`single` on one rank is always measured too, with the batch of a rank, as the baseline. Each cell is timed without a
-profiler, and profiled separately (--with).
+`single` on one rank is measured too, with the batch of a rank, as the baseline, unless --no-baseline is given. Each
+cell is timed without a profiler, and profiled separately (--with).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from cs_systems.cli._options import (
     Steps,
     Sweep,
     Workloads,
+    flag,
     given,
     optional,
 )
@@ -85,6 +86,7 @@ class Parallel:
         MaybeNames,
         arg(name="with", help=f"profile separately from timing: {', '.join(WITH)}; without a value: neither"),
     ] = WITH
+    no_baseline: Annotated[bool, flag("leave out `single`, for a model that one rank cannot hold")] = False
     steps: Steps = field(default_factory=Steps)
     sweep: Sweep = field(default_factory=Sweep)
     step: Workloads = field(default_factory=Workloads)
@@ -161,6 +163,8 @@ def cells(args: Parallel) -> list[RunConfig]:
         raise ConfigError(
             "--bucket-size-mb requires a strategy with buckets; add one to --strategy, such as ddp_bucketed"
         )
+    if args.no_baseline and RunConfig.strategy in args.strategy:
+        raise ConfigError("--no-baseline leaves out `single`, which --strategy names; leave out one of them")
     if args.global_batch_size is not None and "batch_size" in given(args.cells):
         raise ConfigError(
             "--batch-size is the batch of a rank, and --global-batch-size that of all ranks; leave out one of them"
@@ -171,10 +175,10 @@ def cells(args: Parallel) -> list[RunConfig]:
         if args.global_batch_size is not None:
             on_ranks = [_of_global_batch(cell, args.global_batch_size) for cell in on_ranks]
             sizes = [cell.batch_size for cell in on_ranks] or [args.global_batch_size]
-            made += [replace(base, batch_size=size) for size in sizes]
+            baselines = [replace(base, batch_size=size) for size in sizes]
         else:
-            made.append(base)
-        made += on_ranks
+            baselines = [base]
+        made += on_ranks if args.no_baseline else baselines + on_ranks
     made = list(dict.fromkeys(made))
     checked = _checked(made)
     profilers = [one_of("value of --with", name, WITH) for name in args.with_]

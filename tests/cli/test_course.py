@@ -49,6 +49,8 @@ def test_every_task_says_what_to_look_at_and_what_a_good_answer_says() -> None:
         ("naive_ddp_benchmarking", H100, "tiny", "tiny"),
         ("naive_ddp_benchmarking", PAIR, "full", "xl-2026"),
         ("naive_ddp_benchmarking", Machine(2, 24 << 30), "fitting", "large"),
+        ("gradient_checkpointing", H100, "full", "xl-2026"),  # fits with checkpoints alone
+        ("leaderboard", PAIR, "full", "8B"),  # no formula predicts its memory
     ],
 )
 def test_size_is_the_one_that_fits_the_machine(task: str, machine: Machine, scale: str, size: str) -> None:
@@ -126,6 +128,14 @@ def test_command_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     steps = json.loads((tmp_path / "one" / "one.json").read_text())["steps"]
     assert [step["status"] for step in steps] == [2, 2, 0]
     assert state(task, tmp_path) == "1 of 3 commands done on a CPU"
+
+
+def test_without_time_records_are_still_reported(tmp_path: Path) -> None:
+    task = Task("one", "", 0, "", "", (), ("time --out {out}", "report --help"))
+    assert carried_out(planned(task, CPU, tmp_path), deadline=0) == 0
+    steps = json.loads((tmp_path / "one" / "one.json").read_text())["steps"]
+    assert [step["status"] for step in steps] == [None, 0]
+    assert (tmp_path / "one" / "one.txt").read_text().startswith("$ cs-systems time --out ")
 
 
 def test_damaged_state_is_named(tmp_path: Path) -> None:

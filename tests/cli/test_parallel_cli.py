@@ -306,6 +306,7 @@ def test_torch_ddp_has_predicted_but_no_counted_bytes() -> None:
             "ddp_bucketed:comm_dtype=bf16,max_ctas=2",
             "'max_ctas=2' is an option without its strategy; join both by a colon, as in ddp",
         ),
+        ("single fsdp --no-baseline", "--no-baseline leaves out `single`, which --strategy names; leave out one of them"),
         ("ddp --bucket-size-mb 1", "unknown parallel strategy 'ddp'"),
     ],
 )
@@ -328,6 +329,11 @@ def test_global_batch_is_divided_among_ranks_with_rows_of_their_own() -> None:
     found = {(c.strategy, c.world_size, c.batch_size) for c in parallel_command.cells(args)}
     on_ranks = {("ddp_naive", 2, 4), ("ddp_naive", 4, 2), ("tp", 2, 8), ("tp", 4, 8)}
     assert found == on_ranks | {("single", 1, size) for size in (2, 4, 8)}, "a baseline for each batch of a rank"
+
+
+def test_without_a_baseline_only_the_strategies_are_measured() -> None:
+    args = parallel_command.Parallel(strategy=("fsdp",), no_baseline=True, with_=("overlap",))
+    assert {cell.strategy for cell in parallel_command.cells(args)} == {"fsdp"}
 
 
 @pytest.mark.parametrize(
