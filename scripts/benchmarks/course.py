@@ -36,7 +36,7 @@ from cs_systems.core.printable import command_line
 ROOT = Path(__file__).resolve().parents[2]
 RUNS, KEPT = Path("runs/course"), ROOT / "profiles" / "course"
 SMALL = {".txt", ".json", ".jsonl", ".svg", ".log"}
-MOST_BYTES = 1_500_000
+MOST_BYTES = 3_000_000
 TAIL_BYTES = 4000  # of the workers' log, for a task that failed
 GRACE_S = 30
 LEAST_S = 10  # a task with less time is not begun

@@ -306,7 +306,10 @@ def test_torch_ddp_has_predicted_but_no_counted_bytes() -> None:
             "ddp_bucketed:comm_dtype=bf16,max_ctas=2",
             "'max_ctas=2' is an option without its strategy; join both by a colon, as in ddp",
         ),
-        ("single fsdp --no-baseline", "--no-baseline leaves out `single`, which --strategy names; leave out one of them"),
+        (
+            "single fsdp --no-baseline",
+            "--no-baseline leaves out `single`, which --strategy names; leave out one of them",
+        ),
         ("ddp --bucket-size-mb 1", "unknown parallel strategy 'ddp'"),
     ],
 )
