@@ -27,7 +27,7 @@ from cs_systems.core.version import __version__
 from cs_systems.measure.runtime.lifetime import torchrun_rank
 from cs_systems.report.files import FREE_SPACE, SHORTER, standard_output
 
-# The order suits a newcomer. The texts are here because the overview is all that `--help` has to import.
+# The order suits a newcomer. The texts are here so that `--help` imports no command.
 COMMANDS = {
     "time": "time a training step by phase: every combination of sizes, attention backends, precisions",
     "attention": "time attention alone, for any backends and shapes: TFLOP/s and peak memory",
@@ -171,7 +171,7 @@ def _dispatch(command: str, words: Sequence[str]) -> int:
 
 
 def _without_rest(words: Sequence[str], kind: Any) -> tuple[Sequence[str], tuple[str, ...]]:
-    """Return the words before `--` and those after it, which are another program's, if the command has a `rest`."""
+    """Return the words before `--`, and those after it for a command with a `rest` (the words of another program)."""
     if "--" not in words or not hasattr(kind, "rest"):
         return words, ()
     place = words.index("--")
@@ -179,7 +179,7 @@ def _without_rest(words: Sequence[str], kind: Any) -> tuple[Sequence[str], tuple
 
 
 def _say_editions(args: Any) -> None:
-    """Print which of its two shapes a size stands for."""
+    """Print which shape a size name selects, for names that have two."""
     from cs_systems.cli._options import sizes_of
 
     for name in sizes_of(args):
@@ -212,13 +212,13 @@ def _overview() -> str:
 
 
 def _description(module: ModuleType) -> str:
-    """Return a command's docstring and what its `further_help` adds, for its help."""
+    """Return the help of a command: its docstring, and the text of its `further_help`."""
     further: list[str] = getattr(module, "further_help", list)()
     return "\n".join([_wrapped(module.__doc__ or ""), *(_filled("  " + line, 6) for line in further)])
 
 
 def _wrapped(text: str) -> str:
-    """Wrap and indent a docstring's paragraphs for the terminal; tyro keeps only line breaks before a space."""
+    """Wrap and indent a docstring's paragraphs for the terminal, because tyro keeps only line breaks before a space."""
     return "\n".join(_filled("  " + paragraph, 2) for paragraph in text.strip().split("\n\n"))
 
 

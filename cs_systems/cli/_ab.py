@@ -36,7 +36,7 @@ from cs_systems.report.tables.formats import text_width
 
 
 class SideRow(TypedDict):
-    """Processes of one side, as a person reads them."""
+    """Processes of one side: the row of the printed table."""
 
     side: str
     program: Annotated[str, Column(beside=60)]
@@ -62,12 +62,12 @@ class Question(NamedTuple):
 
 @dataclass
 class Compared:
-    """Everything that was asked and measured."""
+    """Everything that was asked for and measured."""
 
     sides: tuple[Program, Program]
     test: SequentialTest
     measures: str  # "steps" or "process"
-    why: str = ""  # it measures whole processes, although steps would do as well
+    why: str = ""  # why whole processes are measured, although steps would do as well; empty if nothing prevented steps
     ended: str = ""
     ran: list[Ran] = field(default_factory=list)
 
@@ -108,9 +108,9 @@ def compare(args: Ab) -> int:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[list[int]]:
-    """Let Ctrl-C and SIGTERM raise KeyboardInterrupt once, and yield the list that then holds the signal's number.
+    """Let Ctrl-C and SIGTERM raise KeyboardInterrupt once, and yield the list that receives the signal's number.
 
-    Later ones do nothing, so that all that was made is also removed.
+    Later signals are ignored, so that the clean-up is not interrupted.
     """
     received = list[int]()
 
@@ -137,7 +137,7 @@ def _sides(args: Ab, kind: str, scratch: Path) -> AbstractContextManager[tuple[P
 
 
 def _measure(args: Ab, compared: Compared, scratch: Path, budget_s: float, signals: list[int]) -> None:
-    """Run the processes and print each pair; after Ctrl-C, what was measured until then stands."""
+    """Run the processes and print each pair; Ctrl-C ends the loop and keeps the pairs measured so far."""
     first, last = parse_steps(args.steps)
     by_name = dict(zip(SIDES, compared.sides, strict=True))
 
@@ -165,7 +165,10 @@ def _measure(args: Ab, compared: Compared, scratch: Path, budget_s: float, signa
 
 
 def _choose(compared: Compared, trial: Callable[[str], Trial]) -> bool:
-    """Decide what is compared, by a recorded process of each side; return whether these were the first processes."""
+    """Decide if steps or processes are compared, by one recorded process of each side.
+
+    Return True if both gave steps.
+    """
     for name, side in zip(SIDES, compared.sides, strict=True):
         if side.python is None and compared.measures != "process":
             why = f"{name} runs no Python script"
@@ -189,7 +192,7 @@ def _choose(compared: Compared, trial: Callable[[str], Trial]) -> bool:
 
 
 def _take(args: Ab, compared: Compared, ran: Ran) -> None:
-    """Keep a process, and print the pair that it completes to standard error."""
+    """Keep the result of a process; if it completes a pair, print the pair to standard error."""
     compared.ran.append(ran)
     if args.out is not None:
         args.out.mkdir(parents=True, exist_ok=True)
@@ -282,7 +285,7 @@ def _failures(compared: Compared) -> Iterator[str]:
 
 
 def _losses(compared: Compared) -> str:
-    """Return whether the last losses of the two sides differ by more than those of one side; "" without losses."""
+    """Return a sentence that compares the last losses of the two sides; "" without losses."""
     a, b = ([t.loss for t in compared.trials(name) if t.loss is not None] for name in SIDES)
     if not a or not b:
         return ""
@@ -293,7 +296,7 @@ def _losses(compared: Compared) -> str:
 
 
 def _sentence(compared: Compared, standing: Standing) -> str:
-    """Return the verdict in a sentence, with its interval and what could have been seen."""
+    """Return the verdict in a sentence, with its interval and the smallest slowdown that would have been detected."""
     if not standing.pairs:
         return f"nothing was compared: {compared.ended}"
     find = _percent(compared.test.find)

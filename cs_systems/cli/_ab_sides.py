@@ -18,13 +18,13 @@ from cs_systems.core.validation import shown
 from cs_systems.measure.runtime.pairs import SIDES
 from cs_systems.measure.runtime.program import Program, run_program
 
-_SHELL = re.compile(r"[|&;<>$`*?(){}\[\]~#\n]")  # a command with one of these is for a shell
+_SHELL = re.compile(r"[|&;<>$`*?(){}\[\]~#\n]")  # a command that contains one of these characters needs a shell
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 _PYTHON = re.compile(r"python[\d.]*")
 
 
 def kind_of(a: str, b: str, rest: Sequence[str]) -> str:
-    """Return what the two sides are: "files", "revisions" or "commands". Raises ConfigError."""
+    """Return the kind of both sides: "files", "revisions" or "commands". Raises ConfigError."""
     if not a or not b:
         raise ConfigError("ab compares two sides; give two commands, two files, or two revisions and -- SCRIPT")
     scripts = [side.endswith(".py") and " " not in side for side in (a, b)]
@@ -53,7 +53,7 @@ def of_commands(a: str, b: str) -> tuple[Program, Program]:
 
 
 def _of_command(name: str, command: str) -> Program:
-    """Return the side of a command; one that needs a shell gets one, and its loop is not recorded."""
+    """Return the side of a command. One that needs a shell is run by a shell, and its loop is not recorded."""
     if _SHELL.search(command):
         return Program(command, ("/bin/sh", "-c", command), None, Path.cwd())
     try:
@@ -87,8 +87,8 @@ def of_revisions(
         revisions: anything that names a commit of the repository of the current folder.
         rest: the script and its arguments; it runs in the folder of the worktree that corresponds to the current one.
         scratch: an empty folder outside of the repository.
-        setup: a command that each revision's own environment is prepared with; None for no environments.
-        links: files and folders that are not in git, such as data, to show in the worktrees by a link.
+        setup: the command that prepares an environment for each revision; None to use the current environment.
+        links: files and folders that are not in git, such as data; each worktree gets symbolic links to them.
 
     Raises:
         ConfigError: a revision, the script or a link does not exist, or the setup failed.
@@ -145,7 +145,7 @@ def _git(*words: str, folder: Path | None = None) -> str:
 
 
 def _link(root: Path, tree: Path, links: Sequence[Path]) -> None:
-    """Show files of the user's folder, which are not in git, at the same place of a worktree."""
+    """Link files of the user's folder that are not in git to the same place in a worktree."""
     for link in links:
         target = Path(os.path.abspath(link))  # noqa: PTH100 (a link of the user's stays a link)
         if not target.exists() or not target.is_relative_to(root):
@@ -161,7 +161,7 @@ def _link(root: Path, tree: Path, links: Sequence[Path]) -> None:
 
 
 def _environment(folder: Path, setup: str, tree: Path, revision: str) -> str:
-    """Return the interpreter of a new environment, which sees the packages of this one behind its own."""
+    """Return the Python interpreter of a new virtual environment; it also sees the packages of the current one."""
     made = run_program([sys.executable, "-m", "venv", str(folder)], folder=tree)
     if made.reason is not None:
         raise ConfigError(f"no environment can be made for {revision}, because venv {made.reason}; leave out --setup")
@@ -183,7 +183,7 @@ def _activated(programs: Path) -> dict[str, str]:
 
 
 def _remove(root: Path, trees: Sequence[Path]) -> None:
-    """Remove worktrees with all that was written into them, and git's notes of them."""
+    """Remove worktrees with everything that was written into them, and git's entries for them."""
     for tree in trees:
         with suppress(ConfigError):
             _git("worktree", "remove", "--force", "--force", str(tree), folder=root)

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from cs_systems.analysis.diagnosis import Answer as DiagnosisAnswer
 
 ADVICE = "advice.json"
-RECORD_BYTES = 20_000  # of a process, at most
+RECORD_BYTES = 20_000  # at most, for one process
 
 
 def try_command(answer: DiagnosisAnswer, cell: Sequence[str] = (), script: Sequence[str] = ()) -> list[str]:
-    """Return the words of the command that would try the first remedy of an answer; none if no lever carries it out.
+    """Return the command that tries the first remedy of an answer, as words; empty if no lever carries the remedy out.
 
     cell: the options of the cell that was judged. script: the words of the script, instead of a cell.
     """
@@ -41,7 +41,7 @@ def say(line: str) -> None:
 
 
 def announce(situation: Situation, levers: Mapping[str, Lever], budget: str, start: str) -> None:
-    """Say what will be tried, how long it may take, and what it leaves on the disk."""
+    """Print what will be tried, how long it may take, and how much disk space it takes."""
     from cs_systems.advise.search import planned
 
     options = [f"{one.lever} ({one.words})" for one in planned(situation, levers)]

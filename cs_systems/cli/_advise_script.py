@@ -1,4 +1,4 @@
-"""`advise -- train.py`: the search for an unedited script, and its answer as a diff and variables."""
+"""`advise -- train.py`: search for an unedited script, and the answer as a diff and environment variables."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _script(words: Sequence[str]) -> tuple[Path, str]:
 
 
 def _deliver(search: Search, bench: ScriptBench, folder: Path, script: Path, source: str) -> None:
-    """Print the answer, then how to apply it: variables, the diff, and lines for what no edit can express."""
+    """Print the answer, then how to apply it: environment variables, the diff, and lines to write by hand."""
     from cs_systems.advise.lever import ScriptPlan
     from cs_systems.advise.scripts import diff
     from cs_systems.cli._advice import ADVICE, print_answer
@@ -121,7 +121,7 @@ def _deliver(search: Search, bench: ScriptBench, folder: Path, script: Path, sou
 
 
 def _try_patch(search: Search, bench: ScriptBench, script: Path, source: str) -> None:
-    """Measure the diff in a copy of the folder, beside the script as it is."""
+    """Measure the script with the diff applied, in a copy of the folder, compared with the unchanged script."""
     from cs_systems.advise.answer import in_words
     from cs_systems.advise.lever import ScriptPlan
     from cs_systems.cli._advice import say

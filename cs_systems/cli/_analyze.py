@@ -93,7 +93,7 @@ class Analyze:
 
 
 def check_what_if(args: Analyze) -> None:
-    """Raise ConfigError for options that --what-if leaves without effect."""
+    """Raise ConfigError for options that have no effect together with --what-if."""
     refuse([name for name in ("table", "all", "top") if getattr(args, name)], "--what-if shows its own table")
     if args.format == "html":
         raise ConfigError("--what-if has no page; leave out --format html and --open")
@@ -111,7 +111,7 @@ def read_profiles(args: Analyze, sources: Sequence[Source], process: int | None 
     pid = args.process if process is None else process
     traces = []
     for source in sources:
-        in_archive = source.is_inside and is_archive(source.given)  # unpacked anew each time
+        in_archive = source.is_inside and is_archive(source.given)  # archives are unpacked into a new folder each time
         traces.append((read if args.no_cache or in_archive else cached)(source.path, pid))
     known = zip(sources, with_habits(traces, args.phase, args.range_names), strict=True)
     return [labelled(profile(trace, args.range, between, notes), source) for source, (trace, notes) in known]

@@ -1,4 +1,4 @@
-"""Child processes that a script starts: nothing records them, and if they train, a message says so."""
+"""Detection of child processes that a script starts: they are not recorded, so a message warns if they may train."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from cs_systems.core.printable import plain
 from cs_systems.core.units import counted
 
 _PYTHON = re.compile(r"(python[\d.]*|torchrun|accelerate|deepspeed)")
-_LONGEST = 60  # characters of a command
+_LONGEST = 60  # longest shown command, in characters
 
 
 class Children:
-    """Python processes that this process has started, by what they run; workers of a DataLoader are left out."""
+    """Python processes that this process has started, grouped by what they run.
+
+    Workers of a DataLoader are left out.
+    """
 
     def __init__(self) -> None:
         self.functions: Counter[str] = Counter()
@@ -46,7 +49,7 @@ class Children:
             self.commands[plain(shlex.join(words[1:]))[:_LONGEST]] += 1
 
     def remedy(self) -> str | None:
-        """Return what was started, and how its training is recorded; None if nothing was."""
+        """Return what was started and how to record its training; None if nothing was started."""
         if self.functions:
             (name, count), number = self.functions.most_common(1)[0], self.functions.total()
             return (

@@ -59,7 +59,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Plan:
-    """Commands of a task for this machine. size: a sentence on the size that was chosen, and why."""
+    """Commands of a task for this machine; `size` is a sentence on the chosen size and the reason."""
 
     task: Task
     scale: str
@@ -91,7 +91,7 @@ def planned(
     sizes: Sequence[str] = (),
     code: str | None = None,
 ) -> Plan:
-    """Return the plan of a task. Raises ConfigError where the handout's size is asked for and cannot run here."""
+    """Return the plan of a task. Raises ConfigError if --full asks for the handout's size and it cannot run here."""
     out = folder / (task.folder or task.name)
     if not task.steps:
         how = "by hand; a table has the limits by formula" if task.limits else "by hand; no command measures it"
@@ -144,7 +144,7 @@ def _can_skip(words: Sequence[str]) -> bool:
 
 
 def _put_sizes(values: dict[str, str], sizes: Sequence[str]) -> None:
-    """Put the sizes in the place of the task's; a command of one size gets the last."""
+    """Replace the task's sizes by these; a command that takes one size gets the last."""
     for name in ("size", "cold"):
         if name in values:
             values[name] = " ".join(sizes)
@@ -153,9 +153,9 @@ def _put_sizes(values: dict[str, str], sizes: Sequence[str]) -> None:
 
 
 def _fit(task: Task, values: dict[str, str], machine: Machine) -> tuple[str, str]:
-    """Leave out sizes that do not fit the GPU by prediction; return the scale, and a sentence on it.
+    """Leave out sizes that are predicted not to fit the GPU; return the scale, and a sentence on it.
 
-    A size fits if the least of its cells does; --skip-oom leaves out the others.
+    A size fits if its smallest cell fits; --skip-oom leaves out the cells that do not.
     """
     wanted = values["size"].split()
     words = task.commands(values, "out")[0]
@@ -242,7 +242,7 @@ class _Tee(io.TextIOBase):
 
 
 def carried_out(plan: Plan, deadline: float | None = None) -> int:
-    """Run the commands of a plan, each after the other even if one fails; return the highest exit status.
+    """Run the commands of a plan in order, even after one fails; return the highest exit status.
 
     The folder keeps what they printed, and the state of the task. The steps that the task `shows` are printed too.
 
@@ -276,7 +276,7 @@ def carried_out(plan: Plan, deadline: float | None = None) -> int:
 
 
 def _status(words: list[str]) -> int:
-    """Return the exit status of a command that runs in this process; 1 for an error of its own."""
+    """Return the exit status of a command that runs in this process; 1 if it raises an error."""
     from cs_systems.cli import main
 
     try:

@@ -42,7 +42,7 @@ class OfRank(NamedTuple):
 
 
 def no_file(args: Any, what: str) -> ConfigError:
-    """Return the error of a command without files, which an option of several values may have taken for values."""
+    """Return the error of a command that got no files, perhaps because an option with several values took them."""
     for name in given(args):
         values = getattr(args, name)
         words = values if isinstance(values, tuple) else ()
@@ -61,9 +61,9 @@ def refuse_unused(given: Sequence[Path], sources: Sequence[Source], what: str) -
 
 
 def ranks_in(sources: Sequence[Source], wanted: bool) -> list[OfRank] | None:
-    """Return the ranks of the job that the files come from; None if they are of no job, or it is unknown.
+    """Return the ranks of the job that the files come from; None if the files are not of one job or this is unknown.
 
-    Raises ConfigError if ranks are wanted and there is only one.
+    Raises ConfigError if ranks are wanted and there is only one rank.
     """
     from cs_systems.analysis.attribution.inventory import traces_in
     from cs_systems.readers import ranks_of, read
@@ -76,7 +76,7 @@ def ranks_in(sources: Sequence[Source], wanted: bool) -> list[OfRank] | None:
         format = recognised(one.path)
         pids = format.processes(one.path) if format and format.processes else []
         if len(pids) < 2:
-            read(one.path)  # a file that is missing or damaged is refused for that
+            read(one.path)  # refuse a missing or damaged file for that reason
             raise ConfigError(
                 f"--ranks merges the traces of several ranks, but {one.label} is of one rank; give the traces of the "
                 "other ranks too, or leave out --ranks"
@@ -87,7 +87,7 @@ def ranks_in(sources: Sequence[Source], wanted: bool) -> list[OfRank] | None:
 
 
 def ranks_inside(args: Analyze, source: Source, profile: Profile) -> list[OfRank] | None:
-    """Return the ranks of a job that one file holds; None for one process, or one that is asked for."""
+    """Return the ranks of a job that one file holds; None if it holds one process, or if --process chooses one."""
     from cs_systems.analysis.attribution.kernel_families import family
 
     kernels = profile.trace.kernels.function.values
@@ -142,7 +142,7 @@ def ranks_text(args: Analyze, ranks: Sequence[OfRank]) -> str:
 
 
 def _what_ifs(args: Analyze, ranks: Sequence[OfRank]) -> str:
-    """Return the duration of the job's step that is expected after the changes of --what-if."""
+    """Return the predicted step time of the job after the changes of --what-if."""
     from cs_systems.analysis.replay import replayed
     from cs_systems.analysis.replay.ranks import together
     from cs_systems.analysis.replay.what_ifs import of_ranks, what_if
@@ -157,7 +157,7 @@ def _what_ifs(args: Analyze, ranks: Sequence[OfRank]) -> str:
 
 
 def inventory_text(args: Analyze, sources: Sequence[Source]) -> str:
-    """Return the list of the files with what each holds, and the commands that read them."""
+    """Return the list of files with their contents, and the commands that read them."""
     from cs_systems.analysis.attribution.inventory import (
         FILES,
         HOLDS,
@@ -222,6 +222,6 @@ def inventory_text(args: Analyze, sources: Sequence[Source]) -> str:
 
 
 def _inside(label: str, roots: set[Path]) -> str:
-    """Return the name of a file inside the only folder or archive given."""
+    """Return the name of a file relative to the folder or archive, if only one was given."""
     (root,) = roots
     return label.removeprefix(str(root)).lstrip("/:")

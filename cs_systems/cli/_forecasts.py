@@ -16,7 +16,7 @@ from cs_systems.record import RunRecord
 
 Forecast = Callable[[RunConfig], ForecastRow]
 Measure = Callable[[RunConfig], RunRecord]
-# By profiles/foreign_memory and profiles/memory_prediction.
+# measured in profiles/foreign_memory and profiles/memory_prediction
 ACCURACY = (
     "accuracy: within 3.2% for 17 held-out families, predicted before one H100 measured them; "
     "within 3.7% for 20 others, with rules mended for 15 of them; "
@@ -24,21 +24,23 @@ ACCURACY = (
     "fragmentation of the allocator is not predicted"
 )
 ACCURACY_OF_FORMULA = "accuracy: within 5% in each of 427 cells measured on one H200; fragmentation is not predicted"
-LEAST_TOP = 4  # the largest batch that is measured is at least this one, for a line through the peaks
+LEAST_TOP = 4  # smallest upper batch size to measure, for a straight line through the peaks
 _CONTEXT_FIELDS = {"seq_len", "model.context_length"}
 
 
 def accuracy_of(config: RunConfig) -> str:
-    """Return how accurate a prediction of the cell's peak is by earlier measurements."""
+    """Return the accuracy of predictions for this kind of cell, from earlier measurements."""
     if config.subject is not Subject.OWN:
         return ACCURACY_OF_FORMULA
     return ACCURACY if config.checkpoint == "none" else f"{ACCURACY}; checkpoints were not among them"
 
 
 def print_fits(config: RunConfig, device_bytes: int, forecast: Forecast, measure: Measure | None) -> None:
-    """Print if a step of the user's own model fits, and the largest batch and context that do. Raises ConfigError.
+    """Print whether a step of the user's own model fits, and the largest batch and context that fit.
 
-    measure: measures a cell on this machine's GPU, for a step that fake tensors cannot run; None without a GPU.
+    Raises ConfigError.
+
+    measure: measures a cell on this machine's GPU if fake tensors cannot run its step; None without a GPU.
     """
     config = replace(config, device="cuda")
     first = forecast(config)
@@ -63,7 +65,7 @@ def print_fits(config: RunConfig, device_bytes: int, forecast: Forecast, measure
 
 
 def size(name: str, largest: int) -> str:
-    """Return the largest batch or context that fits; the search for it ends at MOST."""
+    """Format the largest batch or context that fits; `or more` if it is MOST, where the search ends."""
     if largest >= MOST:
         return f"{name} {largest:,} or more"
     return f"{name} {largest:,}" if largest else f"no {name}"
@@ -75,7 +77,7 @@ def _print_verdict(config: RunConfig, needed: float, device_bytes: int) -> None:
 
 
 def _print_extrapolated(config: RunConfig, device_bytes: int, reason: str, measure: Measure) -> None:
-    """Print the same from a straight line through the measured peaks of three batch sizes."""
+    """Print the same as `print_fits`, from a straight line through the measured peaks of three batch sizes."""
     top = max(LEAST_TOP, config.batch_size)
     sizes = [top // 4, top // 2, top]
     peaks = [_peak(measure(replace(config, batch_size=n, warmup=0, steps=2, rounds=1)), reason) for n in sizes]
@@ -96,7 +98,10 @@ def _print_extrapolated(config: RunConfig, device_bytes: int, reason: str, measu
 
 
 def _peak(record: RunRecord, reason: str) -> int:
-    """Return the measured peak. Raises ConfigError with the reason why nothing was predicted, if there is none."""
+    """Return the measured peak.
+
+    Raises ConfigError if the measurement failed; `reason` says why nothing was predicted.
+    """
     peak = record.measurement.peak_allocated_bytes if record.measurement else None
     if peak is None:
         batch = record.config["batch_size"]
@@ -114,14 +119,14 @@ def _peak(record: RunRecord, reason: str) -> int:
 
 
 def known(row: ForecastRow) -> ForecastRow:
-    """Return the prediction. Raises ConfigError where there is none, with the reason."""
+    """Return the prediction. Raises ConfigError with the reason if memory could not be predicted."""
     if row["reason"] is not None:
         raise ConfigError(f"the memory cannot be predicted: {row['reason']}")
     return row
 
 
 def cheapest_plan(config: RunConfig, budget_bytes: int, forecast: Forecast) -> tuple[Change, float] | None:
-    """Return the checkpoint plan that fits with the fewest recomputed FLOPs, and those as a share of the step's.
+    """Return the checkpoint plan that fits with the fewest recomputed FLOPs, and the share of the step's FLOPs.
 
     None if none fits. Raises ConfigError where memory cannot be predicted.
     """
@@ -138,7 +143,7 @@ def cheapest_plan(config: RunConfig, budget_bytes: int, forecast: Forecast) -> t
 
 
 def _plans(stacks: dict[str, int]) -> Iterator[str]:
-    """Yield the plans with single blocks as checkpoints: the first eighths of one list, all, and selective ones."""
+    """Yield checkpoint plans to try: the first eighths of one list of blocks, all blocks, and selective plans."""
     if len(stacks) == 1:
         (blocks,) = stacks.values()
         yield from dict.fromkeys(f"blocks:0-{max(0, blocks * part // 8 - 1)}" for part in range(1, 8))

@@ -119,7 +119,10 @@ def _print_blocks(rows: Sequence[tables.ResidualBlockRow], selective: bool) -> N
 
 
 def _span(names: Sequence[str], under_one: int | None) -> str:
-    """Return `spans` of the names; under checkpoints of several blocks, each name is the first block of one."""
+    """Return the names as ranges (`spans`).
+
+    Under checkpoints of several blocks, each name is the first block of a checkpoint.
+    """
     if under_one is None:
         return spans(names)
     if under_one == 1:
@@ -129,7 +132,7 @@ def _span(names: Sequence[str], under_one: int | None) -> str:
 
 
 def _sizes(table: Table[Any]) -> list[str]:
-    """Return the columns of bytes, which are compared with each other."""
+    """Return the columns of bytes, which share one unit so that they can be compared."""
     return [name for name in table.titles if name.endswith("bytes")]
 
 

@@ -1,4 +1,4 @@
-"""Options that several sub-commands share, as frozen dataclasses that convert themselves to library arguments."""
+"""Options shared by several commands, as frozen dataclasses that convert themselves to library arguments."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ _typed: ContextVar[frozenset[str]] = ContextVar("_typed", default=frozenset())
 
 @contextmanager
 def typed(words: Sequence[str]) -> Iterator[None]:
-    """Let `given` know the options on a command line: one may be given although it has its default's value."""
+    """Record which options are on the command line, so that `given` also finds those given with their default value."""
     options = takewhile(lambda word: word != "--", words)
     names = {word[2:].partition("=")[0].replace("-", "_") for word in options if word.startswith("--")}
     token = _typed.set(frozenset(names))
@@ -191,7 +191,7 @@ def sizes_of(args: Any) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a command, or one argument without a name.
+    """One option or positional argument of a command.
 
     names: without dashes in front, aliases included. takes: "nothing", a switch; "one" value; "several" values; or "one
     each time", where the option may be repeated.
@@ -231,10 +231,10 @@ def options_of(kind: type) -> list[str]:
 
 
 def check_words(words: Sequence[str], kind: type) -> None:
-    """Raise ConfigError for words that the parser would take in another sense, or refuse in riddles.
+    """Raise ConfigError for words that the parser would misread or refuse with an unclear message.
 
-    That is an option that takes a value and is followed by none, only by another option; an option of several values
-    that is given twice, where the first ones would be ignored; and more arguments without a name than the command has.
+    These are: an option without its value, followed by another option; an option of several values given twice, where
+    the first values would be ignored; and too many positional arguments.
     """
     known = [*described(kind)]
     named = {name: each for each in known if not each.is_positional for name in each.names}
@@ -268,7 +268,10 @@ def check_words(words: Sequence[str], kind: type) -> None:
 
 
 def named_option(word: str) -> str | None:
-    """Return the option that a word names, without dashes in front: `--warmup_s=3` → `warmup-s`; None if it is none."""
+    """Return the option that a word names, without leading dashes: `--warmup_s=3` → `warmup-s`.
+
+    None if it is not an option.
+    """
     return word[2:].partition("=")[0].replace("_", "-") if word.startswith("--") else None
 
 
@@ -293,9 +296,9 @@ def check_keep_graph(keep_graph: bool, modes: Collection[str]) -> None:
 
 
 def derived(*fields: Declared) -> Callable[[type[T]], type[T]]:
-    """Decorate the class of some options, before it becomes a dataclass, with the options of the fields.
+    """Decorate a class of options, before it becomes a dataclass: add the options that its fields declare.
 
-    An option that the class writes itself stays as it is.
+    An option that the class defines itself is kept.
     """
 
     def decorate(cls: type[T]) -> type[T]:
@@ -348,14 +351,14 @@ def of_subject(subject: Subject) -> list[Declared]:
 
 
 def of_own_code() -> list[Declared]:
-    """Return the fields that name code of a training step which may be the user's own, and those that these need."""
+    """Return the fields that can name the user's own code in a training step, and the fields that such code needs."""
     named = [each for each in of_subject(Subject.STEP) if each.field.plugin.startswith("training.")]
     named = [each for each in named if each.kind is str]
     return [FIELDS[each.field.part_of] for each in named if each.field.part_of] + named
 
 
 def axes_of(args: Any, subject: Subject) -> dict[str, Sequence[Any]]:
-    """Return the values that options give the fields of a subject, by the name of the field."""
+    """Return the values that the options give to the fields of a subject, by field name."""
     axes = {}
     for each in of_subject(subject):
         value = getattr(args, attribute(each))
@@ -375,7 +378,10 @@ class Workloads:
         def __getattr__(self, name: str) -> Any: ...
 
     def base(self, base: RunConfig) -> RunConfig:
-        """Return the base with this workload. Raises ConfigError for a file without the name of an object in it."""
+        """Return the base with this workload.
+
+        Raises ConfigError if a file is given without the name of an object in it.
+        """
         if (name := self.workload[0]).endswith(".py"):
             plugins.check("workloads", name)
         return replace(base, workload=self.workload[0], inputs=self.inputs, workload_args=self.set)
@@ -414,7 +420,7 @@ class ModelCells:
             )
         axes = axes_of(self, Subject.STEP)
         axes = {"size": axes.pop("name"), **axes}
-        axes.pop("compile_scope")  # only in cells that are compiled
+        axes.pop("compile_scope")  # applies only to compiled cells
         if _is_call(workloads):
             sizes = {attribute(each) for path, each in LEAVES.items() if path.startswith("model.")}
             used = {attribute(LEAVES[f"model.{name}"]) for name in ("name", "d_model", "num_heads", "context_length")}
@@ -425,7 +431,10 @@ class ModelCells:
         return self._scoped(self._with_recipes(grid(base, **axes)))
 
     def _scoped(self, configs: list[RunConfig]) -> list[RunConfig]:
-        """Return the cells with --compile-scope, in those that are compiled. Raises ConfigError if none is."""
+        """Return the cells, with --compile-scope set in the compiled ones.
+
+        Raises ConfigError if no cell is compiled.
+        """
         if self.compile_scope == RunConfig.compile_scope:
             return configs
         if all(c.compile == "none" for c in configs):
@@ -455,7 +464,10 @@ def _is_call(workloads: Workloads | None) -> bool:
 
 
 def _call_of_a_layer(config: RunConfig) -> RunConfig:
-    """Return the causal attention call of one layer of a cell's model. Raises ConfigError for what it does not use."""
+    """Return the causal attention call of one layer of a cell's model.
+
+    Raises ConfigError for options that the call does not use.
+    """
     shape = AttentionShape(
         config.batch_size, config.model.num_heads, config.tokens_per_sequence, config.model.d_head, causal=True
     )
@@ -466,7 +478,10 @@ def _call_of_a_layer(config: RunConfig) -> RunConfig:
 
 
 def _check_recipe(name: str, options: Mapping[str, Any], config: RunConfig) -> None:
-    """Raise ConfigError if the options that a recipe adds to a cell contradict it: nobody gave them by themselves."""
+    """Raise ConfigError if the options that a recipe adds to a cell contradict it.
+
+    The message names the recipe, not the options.
+    """
     if unfit := [FIELDS[option] for option in options if config.subject not in FIELDS[option].subjects]:
         raise ConfigError(f"{applies(f'--recipe {name}', unfit[0].subjects, config.workload)}; leave out --recipe")
     if "compile_scope" in options and options.get("compile", config.compile) == "none":
@@ -477,9 +492,9 @@ def _check_recipe(name: str, options: Mapping[str, Any], config: RunConfig) -> N
 
 
 def of_each(steps: Steps, configs: Callable[[Steps], list[RunConfig]]) -> list[RunConfig]:
-    """Return the cells of each way to measure, those of one cell next to each other.
+    """Return the cells for each way to measure, grouped so that the variants of one cell are neighbours.
 
-    configs: returns the cells that are measured in one way.
+    configs: returns the cells for one way to measure.
     """
     several = [attribute(each) for each in _MEASUREMENT if isinstance(getattr(steps, attribute(each)), tuple)]
     values = product(*(getattr(steps, name) for name in several))
@@ -502,7 +517,7 @@ class Steps:
         def __getattr__(self, name: str) -> Any: ...
 
     def base(self, **rest: Any) -> RunConfig:
-        """Return a configuration with these options. Raises ConfigError for several values of one."""
+        """Return a configuration with these options. Raises ConfigError if an option has several values."""
         given = {each: getattr(self, attribute(each)) for each in _MEASUREMENT}
         for each, value in given.items():
             if isinstance(value, tuple):
@@ -559,7 +574,7 @@ class Sweep:
         return self.out or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{command}"
 
     def claim(self, command: str) -> Path:
-        """Return --out, or a new folder of this command's own, even if several commands start at once.
+        """Return --out, or create a new folder for this command, also if several commands start at once.
 
         Raises OSError if none can be created.
         """
@@ -581,13 +596,13 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Experiments:
-    """Experiments after the last step of each cell: the step again, changed as a remedy would change it."""
+    """Experiments after the last step of each cell: the step is repeated with a change that a remedy would make."""
 
     no_experiments: Annotated[bool, flag("make no experiments")] = False
     experiments_s: Annotated[Float, arg(metavar="SECONDS", help="time for all experiments of the command")] = DEFAULT_S
 
     def limit_s(self, configs: Sequence[RunConfig]) -> float:
-        """Return the time for the experiments of these cells. Raises ConfigError for an option without effect."""
+        """Return the time for the experiments of these cells. Raises ConfigError for options that have no effect."""
         from cs_systems.measure.runtime.allowance import refusal
 
         if not self.experiments_s > 0:
@@ -608,9 +623,11 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "
 
 
 def parse_bytes(text: str, given_by: str) -> int:
-    """Parse bytes: `8GiB` → 8589934592, `512B` → 512. Raises ConfigError, also for a number without a unit.
+    """Parse bytes: `8GiB` → 8589934592, `512B` → 512.
 
-    given_by: the option that has the text.
+    Raises ConfigError for other text, such as a number without a unit.
+
+    given_by: the option or argument that the text comes from.
     """
     match = re.fullmatch(r"([0-9.]+)\s*([kmgt]?i?)(b?)", text.strip().lower())
     try:

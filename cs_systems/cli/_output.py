@@ -41,14 +41,14 @@ RUN_FILES = ("records*.jsonl", "worker*.log", ".*")  # files that a sweep itself
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C in a sweep whose records so far are kept in `folder`."""
+    """Ctrl-C during a sweep; `folder` holds the records so far."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__("interrupted; the records so far are kept; to continue:")
         self.folder = folder
 
     def command(self, words: Sequence[str]) -> str:
-        """Return the command that goes on, given the words of the one that was interrupted."""
+        """Return the command that continues the sweep, given the words of the interrupted command."""
         kept, skip = list[str](), False
         end = words.index("--") if "--" in words else len(words)
         for word in words[:end]:
@@ -61,7 +61,7 @@ class Interrupted(KeyboardInterrupt):
         return command_line("cs-systems", *kept, "--out", self.folder, *words[end:])
 
 
-ROOM_FOR_ASCII = 2  # a line may become longer when an arrow is written as ->
+ROOM_FOR_ASCII = 2  # reserve: lines grow when the arrow is printed as ->
 
 
 def terminal_width(output: Path | None = None, stream: IO[str] | None = None) -> int | None:
@@ -86,7 +86,10 @@ def print_table(table: Table[Any], rows: Sequence[Row], notes: Sequence[str] = (
 
 
 def deliver(text: str, format: str, output: Path | None, opens: bool = False) -> None:
-    """Write the text into `output` and report that, or to standard output without one; open the file in a browser."""
+    """Write the text to the file `output` and print its path, or to standard output.
+
+    Optionally open the file in a browser.
+    """
     if output is None:
         with files.standard_output():
             sys.stdout.write(text)
@@ -101,7 +104,7 @@ def deliver(text: str, format: str, output: Path | None, opens: bool = False) ->
 
 
 def page_asked(args: Asked) -> Asked:
-    """Return the arguments with --format html and a file for the page, if --open asks for it.
+    """Return the arguments; with --open, set --format html and a file for the page.
 
     Raises:
         ConfigError: a page would be printed into a terminal, or --open is given with another format.
@@ -115,7 +118,7 @@ def page_asked(args: Asked) -> Asked:
         args = replace(args, format="html", output=output)
     check_page(args.format, args.output)
     if args.format == "html":
-        importlib.import_module("cs_systems.report.pages.tables")  # lets tables be written in this format
+        importlib.import_module("cs_systems.report.pages.tables")  # this import lets tables be written as HTML
     return args
 
 
@@ -128,9 +131,10 @@ def joined(
     others: Sequence[RunRecord] = (),
     answer: Answer | None = None,
 ) -> str:
-    """Return the texts as one: one after the other, or as the sections of a page with its title and pictures.
+    """Return the texts as one text: joined, or as the sections of an HTML page with its title and pictures.
 
-    A page begins with the answer, or the diagnoses of the records, and ends with the origin of these and of `others`.
+    A page begins with `answer`, or with the diagnoses of the records. It ends with the origin of the records and of
+    `others`.
     """
     if format != "html":
         return "\n".join(texts)
@@ -145,7 +149,7 @@ def joined(
 
 
 def told_apart(a: Path, b: Path) -> tuple[str, str]:
-    """Return the shortest ends of two paths that differ: `base/records.jsonl` and `new/records.jsonl`."""
+    """Return the shortest ends of two paths that still differ: `base/records.jsonl` and `new/records.jsonl`."""
     parts = [path.absolute().parts for path in (a, b)]
     for count in range(1, max(map(len, parts)) + 1):
         ends = [str(Path(*of[-count:])) for of in parts]
@@ -155,7 +159,7 @@ def told_apart(a: Path, b: Path) -> tuple[str, str]:
 
 
 def compared(a: Path, b: Path) -> str:
-    """Return the title of a comparison of b with a, by the ends of the paths that differ."""
+    """Return the title of a comparison of b with baseline a, from the ends of the paths that differ."""
     return " compared with ".join(reversed(told_apart(a, b)))
 
 
@@ -220,7 +224,7 @@ def check_page(format: str | None, output: Path | None) -> None:
 
 
 def reads(folder: Path | None) -> list[Path]:
-    """Return the folder of a sweep as an input, if the command line names one."""
+    """Return the folder of a sweep as a list of input files; empty if the command line names no folder."""
     return [] if folder is None else [folder]
 
 
@@ -234,7 +238,8 @@ def _kept(file: Path, read: Path) -> str | None:
     """Return why the file must not be overwritten while the command reads `read`, or None if it may be."""
     from cs_systems.record import records_path
 
-    if files.is_same_file(file, read) or files.is_same_file(file, Path(f"{read}.json")):  # or a snapshot's sidecar
+    # or the sidecar file of a snapshot
+    if files.is_same_file(file, read) or files.is_same_file(file, Path(f"{read}.json")):
         return f"would overwrite the input {read}"
     records, real = records_path(read), Path(os.path.realpath(file))
     if files.is_same_file(file, records):

@@ -22,7 +22,7 @@ UNKNOWN = "–"
 
 
 class ShownGain(GainRow):
-    """Step of a cell in one precision, with its gain as a person reads it."""
+    """Step of a cell in one precision with its gain: a row of the printed table."""
 
     gain: str | None
     interval: str | None
@@ -55,7 +55,8 @@ LEARNING = Table(
     "precision steps first_loss last_loss largest_deviation loss_scale skipped",
 )
 FAILED = Table("failed", FailedRow, "precisions without a result")
-Section = tuple[Table[Any], Sequence[Row], Sequence[Row], list[str]]  # rows, the same as they are shown, notes
+# the table, its rows, the rows as they are printed, and notes
+Section = tuple[Table[Any], Sequence[Row], Sequence[Row], list[str]]
 MEDIANS = "times: medians over all rounds"
 INTERVAL = "gain: fp32's step time over this precision's; interval: 95% confidence, from"
 OWN_PEAK = "MFU: relative to the peak of each precision"
@@ -70,7 +71,7 @@ UNDERFLOW = (
     "of one parameter's gradient"
 )
 NO_KERNEL = "only traces of a GPU contain kernels; profile on a GPU"
-NO_GPU = "no CUDA: "  # its remedy, device cpu, does not help here
+NO_GPU = "no CUDA: "  # such a cell's usual remedy, device cpu, does not help here
 SCALED = "loss scale: factor on fp16's loss; skipped: steps whose gradients overflowed"
 
 
@@ -150,13 +151,13 @@ def _share(value: float | None) -> str | None:
 
 
 def _lesson(row: LearningRow) -> Row:
-    """Return the row with the step of its largest deviation."""
+    """Return the row with the step at which the largest deviation occurred."""
     apart = row["largest_deviation"]
     return {**row, "largest_deviation": None if apart is None else f"{apart:.2g} at step {row['at_step']}"}
 
 
 def _unprofiled(records: Sequence[RunRecord]) -> list[str]:
-    """Return the reasons why profiled cells have no explanation, each once."""
+    """Return the reasons why profiled cells have no explanation, without duplicates."""
     failed = (
         NO_KERNEL if record.reason is None or record.reason.startswith(NO_GPU) else record.reason
         for record in records

@@ -1,4 +1,4 @@
-"""Progress of a sweep: a line as each cell is done, and the cell that runs."""
+"""Progress of a sweep: a line after each cell, and the cell that is running."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def announced(count: int, cost_s: float) -> str:
 def progress_lines(progress: Progress, before: int = 0, total: int | None = None, elapsed: str = "") -> Iterator[str]:
     """Yield lines for a log, each with its newline.
 
-    before: cells of earlier sweeps of the same command. total: cells of all its sweeps. elapsed: their time so far.
+    before: cells of earlier sweeps of the same command. total: cells of all its sweeps. elapsed: the time of all its
+    sweeps so far.
     """
     if progress.note:
         yield f"{plain(progress.note)}\n"

@@ -1,9 +1,9 @@
-"""Process of `cs-systems run`: it becomes the script, and records its loop from the moment at which it imports torch.
+"""Process of `cs-systems run`: runs the script, and records its loop once torch is imported.
 
     python -m cs_systems.cli._script OPTIONS_AS_JSON train.py its arguments
 
-The script finds what Python itself would give it: its arguments, its folder on the path, `__main__`, a process that has
-not imported torch yet. Standard output belongs to it; the report goes to standard error, after its end.
+The script sees the same process as under plain Python: its arguments, its folder on the path, `__main__`, and torch not
+imported yet. Standard output is the script's; the report goes to standard error after the script ends.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from cs_systems.core.validation import shown
 
 
 class _AtImportOfTorch(importlib.abc.MetaPathFinder):
-    """Finder that lets the other ones find torch, and calls `then` once torch is imported.
+    """Import finder that lets the other finders import torch, and then calls `then`.
 
-    It stays until then: a program may look for torch without importing it.
+    It stays installed until torch is imported: a program may look for torch without importing it.
     """
 
     def __init__(self, then: Any) -> None:
@@ -75,7 +75,7 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
     """Run the script with the recorder's options, and leave its records."""
     _restore_streams(options.pop("streams", ()))
     handover = options.pop("handover", None)
-    levers, seed = options.pop("levers", ()), options.pop("seed", 0)  # of a trial of advise
+    levers, seed = options.pop("levers", ()), options.pop("seed", 0)  # set by a trial of advise
     recorders: list[Any] = []
     children = Children()
 
@@ -96,12 +96,12 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
     process, is_left = os.getpid(), False
 
     def leave(status: int, error: BaseException | None = None, replaced_by: str | None = None) -> None:
-        """Leave the records of this process, once; a fork of it has none."""
+        """Write the records of this process once; a fork of it writes none."""
         nonlocal is_left
         if is_left or os.getpid() != process:
             return
         is_left = True
-        state = random.getstate()  # what is imported for the report draws from it
+        state = random.getstate()  # importing the report's modules uses random numbers
         for recorder in recorders:
             recorder.close(error)
         if is_first_rank():
@@ -139,9 +139,10 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
 
 
 def _watch_ends(leave: Callable[..., None], leave_line: Callable[[], None]) -> None:
-    """Call `leave` before the script ends its process without an exception: by os._exit or by another program.
+    """Call `leave` before the script ends without an exception: by os._exit or by becoming another program.
 
-    In another thread, which may be a watchdog's, call `leave_line` instead: the device that `leave` waits for may hang.
+    In another thread, such as a watchdog, call `leave_line` instead, because `leave` waits for the device, which may
+    hang.
     """
     main = threading.get_ident()
 
@@ -156,7 +157,7 @@ def _watch_ends(leave: Callable[..., None], leave_line: Callable[[], None]) -> N
 
 
 def _become(argv: list[str]) -> None:
-    """Run the script, or the module after -m, as Python would."""
+    """Run the script, or the module named after -m, as Python would."""
     if argv[0] == "-m":
         sys.argv = argv[1:]
         runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
@@ -172,7 +173,7 @@ def _become(argv: list[str]) -> None:
 
 
 def _of_script(error: Exception) -> types.TracebackType | None:
-    """Return the traceback from the script on, as Python would print it."""
+    """Return the traceback from the script's first frame on, as Python would print it."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
         trace = trace.tb_next
@@ -180,7 +181,7 @@ def _of_script(error: Exception) -> types.TracebackType | None:
 
 
 def _leave(records: list[Any], handover: str | None, out: str, why_nothing: str, argv: list[str]) -> None:
-    """Print the table of the records, or leave them for the process that waits for nsys."""
+    """Print the table of the records, or save the records for the parent process that waits for nsys."""
     if handover is None:
         conclude(records, out, why_nothing, argv)
         return
@@ -194,7 +195,7 @@ def _leave(records: list[Any], handover: str | None, out: str, why_nothing: str,
 def conclude(records: list[Any], out: str, why: str, script: Sequence[str] = ()) -> None:
     """Print the table of the records to standard error, and how to try the first remedy.
 
-    why: the reason if there is none, as by `why_nothing`. script: the script's words.
+    why: the reason if there are no records, from `why_nothing`. script: the script and its arguments.
     """
     if not records:
         print(f"cs-systems: nothing was recorded, because {why}", file=sys.stderr)
@@ -217,7 +218,7 @@ def conclude(records: list[Any], out: str, why: str, script: Sequence[str] = ())
     with redirect_stdout(io.StringIO()) as tables:
         for record in records:
             print_of_host(record)
-    # The stream is the script's, and stays as it is for what the script prints at its exit.
+    # The stream belongs to the script; its settings are kept for what the script prints at exit.
     text_of_all = f"\n{first}{table}\n{tables.getvalue()}{where}\n{report}"
     if script[:1] not in ([], ["-m"]) and (words := try_command(answer, script=script)):
         text_of_all += f"\n{labelled_command('advise:', words, text_width(width))}"
@@ -225,7 +226,7 @@ def conclude(records: list[Any], out: str, why: str, script: Sequence[str] = ())
 
 
 def print_whole_loop(records: Sequence[Any]) -> None:
-    """Print how the time of a whole loop divides among kinds of steps, if it is longer than what was recorded."""
+    """Print how the time of a whole loop divides among kinds of steps, if it is longer than the recorded steps."""
     from cs_systems.analysis.comparison.loop_findings import WHOLE_LOOP
     from cs_systems.analysis.comparison.loop_time import sentence
     from cs_systems.cli._output import terminal_width
@@ -242,9 +243,9 @@ def why_nothing(status: int, children: str | None = None, replaced_by: str | Non
     """Return why a script left no record, and what to do.
 
     Args:
-        status: with which it ended.
-        children: what `Children.remedy` returns.
-        replaced_by: the program by which it replaced itself.
+        status: the script's exit status.
+        children: the result of `Children.remedy`.
+        replaced_by: the program that replaced the script's process (os.exec); None if none did.
     """
     if status == EXIT_INTERRUPTED:
         return "the script was interrupted before its first backward pass; let it run longer"
@@ -252,7 +253,7 @@ def why_nothing(status: int, children: str | None = None, replaced_by: str | Non
         return f"the script ended with exit status {status} before its first backward pass; correct its error"
     if replaced_by is not None:
         what = f"the script replaced itself by {visible(shown(replaced_by))} before its first backward pass"
-        return f"{what}; set what it sets for that program beforehand, and run that program by cs-systems run"
+        return f"{what}; set the environment variables that it sets yourself, and run that program with cs-systems run"
     what = "the script ran no backward pass of torch in its main thread"
     if children is not None:
         return f"{what}; {children}"
@@ -263,12 +264,15 @@ def why_nothing(status: int, children: str | None = None, replaced_by: str | Non
 
 
 def is_first_rank() -> bool:
-    """Return whether this process is rank 0 of its job, by the variables of torchrun or Slurm, or has no job."""
+    """Return whether this process is rank 0, by the environment variables of torchrun or Slurm.
+
+    True outside of a job.
+    """
     return int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0) == 0
 
 
 def _restore_streams(streams: Sequence[int]) -> None:
-    """Give the script the streams of the command, in place of those that nsys writes its messages to."""
+    """Restore the command's standard streams for the script; nsys writes its messages elsewhere."""
     for number, stream in enumerate(streams, start=1):
         os.dup2(stream, number)
         os.close(stream)

@@ -37,7 +37,7 @@ def heading(found: Attribution, names: TensorNames, recorded: Sequence[str] = ()
 
 
 def shown_moment(found: Attribution) -> str:
-    """Return when the memory was as the tables show it."""
+    """Return a phrase for the moment whose memory the tables show: the peak, or the end of the history."""
     return moment(has_peak=found.replay.has_peak, has_events=len(found.replay.snapshot.events) > 0)
 
 
@@ -81,7 +81,7 @@ def _beginning(found: Attribution) -> str:
 
 
 def _cut(found: Attribution) -> list[str]:
-    """Return that the history begins in the middle of the program, and by what that shows."""
+    """Return the line for a history that begins in the middle of the program, with the evidence for it."""
     replay, count = found.replay, len(found.replay.snapshot.events)
     before = f"{_beginning(found)} with {human(replay.before_bytes, 'bytes')} allocated"
     unknown = "an earlier peak is unknown"
@@ -96,7 +96,10 @@ def _cut(found: Attribution) -> list[str]:
 
 
 def doubt(found: Attribution) -> str | None:
-    """Return the line of the heading with the reason why the program's peak is unknown, or may be."""
+    """Return the line of the heading that says why the program's peak is unknown or uncertain.
+
+    None if it is certain.
+    """
     if len(found.replay.snapshot.events) and not found.replay.has_peak:
         return _peak(found)
     return next(iter(_cut(found)), None) if found.replay.is_cut else None

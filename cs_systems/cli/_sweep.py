@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from cs_systems.analysis.diagnosis import Answer
 
 EXIT_NOTHING = 3
-REDRAW_S = 0.5  # time between two drawings of the progress bar, at least
+REDRAW_S = 0.5  # shortest time between two redraws of the progress bar
 
 
 class CellRow(TypedDict):
-    """Cell before it runs; `note` is the reason why it cannot run or does not fit."""
+    """Cell before it runs; `note` gives the reason if it cannot run or does not fit."""
 
     cell: str
     predicted_peak_bytes: Annotated[int | None, Column(own_unit=True)]
@@ -83,7 +83,7 @@ def run_and_report(
 
 
 def print_diagnoses(records: Sequence[RunRecord]) -> Answer:
-    """Print the sentences that an output begins with, where the cells lose the most, and return the answer."""
+    """Print the first sentences of the output, about the largest losses of time in the cells, and return the answer."""
     from cs_systems.analysis.diagnosis import diagnose
     from cs_systems.report import diagnoses
 
@@ -112,7 +112,7 @@ def print_left_out(records: Sequence[RunRecord]) -> None:
 
 
 def print_own_code(records: Sequence[RunRecord]) -> None:
-    """Print each code of the user's own next to what it replaces, if there is any."""
+    """Print each of the user's own functions next to the built-in one that it replaces, if there are any."""
     if rows := compared(records):
         print_table(OWN_CODE, rows)
 
@@ -122,7 +122,7 @@ def print_figure_and_paths(
 ) -> None:
     """Draw the figure of the records `drawn`, if they have the data, and print its path and the path of the records.
 
-    The paths go to standard error unless the tables are for the terminal, because another program may read those.
+    The paths go to standard error unless the tables are for the terminal, because another program may read the tables.
 
     figure: file of the figure; None for a file in the folder, named after the kind.
     """
@@ -140,9 +140,9 @@ def print_figure_and_paths(
 
 
 def asked_for(records: Sequence[RunRecord], cells: Sequence[RunConfig]) -> list[RunRecord]:
-    """Return the last record of each repeat of these cells, among all records of a folder.
+    """Return the last record of each repeat of these cells, from all records of a folder.
 
-    These are the results of this call, measured now or before it was resumed.
+    These are the results of this command, measured now or before it was interrupted.
     """
     mine = set(cells)
     return [*{(config, r.repeat): r for r in records if (config := r.run_config) in mine}.values()]
@@ -181,7 +181,7 @@ def measured(
     finally:
         if options.out is None:
             with suppress(OSError):
-                folder.rmdir()  # removes the folder only if it is empty
+                folder.rmdir()  # fails if the folder is not empty
     return folder, sound_records(folder)[0]
 
 
@@ -226,7 +226,7 @@ def _progress() -> _Lines | _Bar:
 
 
 class _Lines(AbstractContextManager["_Lines"]):
-    """Progress lines for logs and pipes: one for each cell, with the elapsed time."""
+    """Progress as lines for logs and pipes: one line per cell, with the elapsed time."""
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""Text of the tables of a trace or a snapshot, as wide as the terminal, with a heading, notes and shortened names."""
+"""Tables of a trace or a snapshot as text: fitted to the terminal, with a heading, notes and shortened names."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from cs_systems.analysis.diagnosis import Answer
 
 All = Annotated[bool, flag("show every table whole, not only a short answer")]
-Section = tuple[Table[Any], Sequence[Row], Sequence[str]]  # with its rows and the notes below it
+Section = tuple[Table[Any], Sequence[Row], Sequence[str]]  # a table with its rows and the notes below it
 SHARES = "of baseline: change relative to the row's own time; of all time: to all kernel time"
-MOST_REASONS = 5  # unreadable files whose reason is shown
-MOST_TABLES, MOST_ROWS = 3, 5  # of a short answer without a table that is meant for it
+MOST_REASONS = 5  # number of unreadable files that are listed with a reason
+MOST_TABLES, MOST_ROWS = 3, 5  # for a short answer if no table is marked for it
 
 
 def chosen_tables(
     given: Sequence[str], known: Collection[str], compares: bool, format: Format, top: int | None
 ) -> list[str]:
-    """Return the tables that --table names, or all. Raises ConfigError if they do not suit --format or --top."""
+    """Return the tables that --table names, or all tables. Raises ConfigError if they do not suit --format or --top."""
     tables = [one_of("table of a comparison" if compares else "table", name, known) for name in given or known]
     if format == "csv" and len(tables) != 1:
         raise ConfigError(f"--format csv writes one table; choose one with --table: {', '.join(tables)}")
@@ -38,12 +38,12 @@ def chosen_tables(
 
 
 def is_short(args: Any) -> bool:
-    """Return whether the short answer is shown: on a terminal, when nothing more is asked for."""
+    """Return whether the short answer is shown: on a terminal, unless options ask for more."""
     return bool(args.format == "terminal" and not (args.all or args.table or args.top))
 
 
 def check_all(args: Any) -> None:
-    """Raise ConfigError for an --all without effect."""
+    """Raise ConfigError if --all has no effect."""
     if args.all and args.table:
         raise ConfigError("--all shows every table, and --table only some; leave out one of them")
     if args.all and args.format != "terminal":
@@ -51,7 +51,7 @@ def check_all(args: Any) -> None:
 
 
 def shortened(sections: Sequence[Section]) -> list[Section]:
-    """Return the tables of a short answer with their first rows; without any such table, the first of all."""
+    """Return the tables of a short answer, cut to their first rows; if no table is marked for it, the first tables."""
     brief = [
         (table, rows, notes) for table, all_rows, notes in sections if table.brief and (rows := table.brief(all_rows))
     ] or [(table, rows[:MOST_ROWS], notes) for table, rows, notes in sections[:MOST_TABLES]]
@@ -59,7 +59,7 @@ def shortened(sections: Sequence[Section]) -> list[Section]:
 
 
 def closing(sections: Sequence[Section], shown: Sequence[Section], answer: Answer | None) -> str:
-    """Return the end of a short answer: the tables that it leaves out or cuts, and the first cause again."""
+    """Return the end of a short answer: the names of tables that are left out or cut, and the main cause again."""
     from cs_systems.core.printable import plain
     from cs_systems.report.tables.formats import text_width
 
@@ -72,7 +72,7 @@ def closing(sections: Sequence[Section], shown: Sequence[Section], answer: Answe
 
 
 def check_top(top: int | None, chosen: Sequence[str], tables: Mapping[str, Table[Any]]) -> None:
-    """Raise ConfigError for a --top without effect: only the long tables are cut."""
+    """Raise ConfigError if --top has no effect, because it only cuts long tables."""
     long = [name for name, table in tables.items() if table.most]
     if top is not None and not {*chosen} & {*long}:
         raise ConfigError(
@@ -81,14 +81,17 @@ def check_top(top: int | None, chosen: Sequence[str], tables: Mapping[str, Table
 
 
 def first_rows(table: Table[Any], rows: Sequence[Row], top: int | None, format: str) -> tuple[Sequence[Row], int]:
-    """Return (the rows to show, how many more there are): `top` of a long table, in CSV all unless it is given."""
+    """Return (the rows to show, the number of rows left out): `top` rows of a long table.
+
+    In CSV all unless --top is given.
+    """
     most = top or (None if format == "csv" else table.most)
     shown = rows[:most] if table.most else rows
     return shown, len(rows) - len(shown)
 
 
 def first_reasons(reasons: Sequence[str]) -> list[str]:
-    """Return why files cannot be read, for the first of them, and how many more there are."""
+    """Return the reasons why the first unreadable files cannot be read, and the number of further ones."""
     rest = len(reasons) - MOST_REASONS
     return [
         *reasons[:MOST_REASONS],
@@ -97,7 +100,7 @@ def first_reasons(reasons: Sequence[str]) -> list[str]:
 
 
 def none_readable(reasons: Sequence[str]) -> str:
-    """Return the error for several files none of which can be read, a line each."""
+    """Return the error message for several unreadable files, one line per file."""
     return "\n  ".join([f"none of the {len(reasons)} files can be read:", *first_reasons(reasons)])
 
 
@@ -108,7 +111,7 @@ def table_text(
     format: str = "terminal",
     output: Path | None = None,
 ) -> str:
-    """Return one table; CSV has every column, the others those that a person sees.
+    """Return the text of one table; CSV has every column, other formats only the printed columns.
 
     output: the file that the text is for; None for the terminal.
     """
@@ -132,8 +135,8 @@ def document_text(
 ) -> list[str]:
     """Return the diagnoses, the heading and the tables.
 
-    `doubt` is a line of the heading about all numbers: it comes first, and for CSV on standard error.
-    On a terminal the heading is printed as lines; in other formats as notes, which every format escapes.
+    `doubt` is the line of the heading that qualifies all numbers: it comes first, and for CSV it goes to standard
+    error. On a terminal the heading is printed as lines; in other formats as notes, which every format escapes.
     """
     from cs_systems.analysis.diagnosis import NO_ANSWER
     from cs_systems.core.printable import plain
@@ -150,7 +153,7 @@ def document_text(
         width = text_width(terminal_width(output))
         fill = partial(_filled, width=width)
         first, *rest = map(plain, heading)
-        # In a pipe the first line is whole, so that a program finds the file in it.
+        # In a pipe the first line is not wrapped, so that a program can find the file name in it.
         lines = [first if terminal_width(output) is None else fill(first), *map(fill, rest)]
         return [begin + "\n".join(lines) + "\n", *(table_text(*section, format, output) for section in sections)]
     (table, rows, notes), *others = sections
@@ -167,7 +170,7 @@ def answer_text(
     answer: Answer | None = None,
     doubt: str | None = None,
 ) -> list[str]:
-    """Return `document_text`, on a terminal the short answer unless more is asked for."""
+    """Return `document_text`; on a terminal, the short answer unless options ask for more."""
     if not is_short(args):
         return document_text(args.format, heading, sections, args.output, answer, doubt)
     shown = shortened(sections)

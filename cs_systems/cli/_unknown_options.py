@@ -1,4 +1,4 @@
-"""Refusal of options that a command does not have, with those that were probably meant."""
+"""Errors for options that a command does not have, with suggestions of similar options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cs_systems.config import ConfigError
 from cs_systems.core.plugins import is_foreign
 from cs_systems.core.validation import option
 
-# Words that mean the same in the options of this and of other programs; the first one stands for all.
+# Words with the same meaning in options of this and other programs; the first word stands for all.
 _SYNONYMS = (
     ("context", "seq", "sequence", "seqlen", "ctx"),
     ("length", "len"),
@@ -27,16 +27,16 @@ _SYNONYMS = (
     ("size", "model", "preset"),
 )
 _WORDS = {word: same[0] for same in _SYNONYMS for word in same}
-# Words without a meaning of their own: --step-size does not mean --size.
+# Words that identify no option by themselves: --step-size does not mean --size.
 _GENERAL = {"d", "length", "num", "size"}
-_TYPING_ERROR, _SIMILAR = 0.8, 0.65  # likeness of two options, from 0 to 1
+_TYPING_ERROR, _SIMILAR = 0.8, 0.65  # smallest similarity of two option names, from 0 to 1
 
 
 def refuse_unknown(words: Sequence[str], kind: type, command: str) -> None:
-    """Raise ConfigError for the first word before `--` that is an option which the command does not have.
+    """Raise ConfigError for the first word before `--` that looks like an option but is not one of the command's.
 
-    The parser would name every unknown word, the words of a script too, and propose only options of almost the same
-    spelling.
+    The parser itself would list every unknown word, also the words of a script, and suggest only options with almost
+    the same spelling.
     """
     options = [each for each in described(kind) if not each.is_positional]
     known = [name for each in options for name in each.names]
@@ -60,10 +60,10 @@ def refuse_unknown(words: Sequence[str], kind: type, command: str) -> None:
 
 
 def likely(name: str, known: Collection[str]) -> list[str]:
-    """Return up to two of the known options that were probably meant by `name`; all without dashes in front.
+    """Return up to two known options that `name` probably means; all names are without leading dashes.
 
-    First those that consist of the same words, such as `context-length` for `seq_len`; then those with a typing error,
-    those with some of the words, and those spelled like it.
+    Options with synonymous words come first, such as `context-length` for `seq_len`; then typing errors, options with
+    some of the words, and options with a similar spelling.
     """
     name = name.lower()
     words = _meanings(name)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from cs_systems.advise.answer import Answer
 
 GOALS, KEEPS = ("time", "memory"), ("training", "strict")
-OF_SCRIPTS = ("warmup", "steps")  # options of a measurement that apply to a script too
+OF_SCRIPTS = ("warmup", "steps")  # options of a measurement that also apply to a script
 UNITS_S = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -88,7 +88,7 @@ ARGS = Advise
 
 
 def run(args: Advise) -> int:
-    """Run the search; return 0, also if nothing was kept, 3 if the start cannot be measured."""
+    """Run the search; return 0, also if no lever was kept, or 3 if the start cannot be measured."""
     budget_s = _seconds(args.budget)
     for name in args.levers:
         one_of("lever", name, plugins.names("levers"))
@@ -175,7 +175,7 @@ def _search(args: Advise, start: RunConfig, budget_s: float, limit_bytes: int | 
 
 
 def _deliver(answer: Answer, folder: Path) -> None:
-    """Write the answer into the folder, for other programs, and print it."""
+    """Write the answer into the folder as JSON, and print it."""
     from cs_systems.advise.answer import command_words
     from cs_systems.cli._advice import ADVICE, print_answer
     from cs_systems.cli._output import terminal_width

@@ -75,7 +75,7 @@ def _check_between(args: Analyze) -> None:
     first, last = args.between
     if args.range:
         raise ConfigError(
-            f"--between {typed} and --range {args.range} both choose what is analyzed; leave out one of them"
+            f"--between {typed} and --range {args.range} both choose the steps to analyze; leave out one of them"
         )
     if first > last:
         raise ConfigError(f"--between {typed} ends before it begins; swap the two times")
@@ -181,7 +181,7 @@ def _scopes(args: Analyze, source: Source, read: Callable[[Path], Any]) -> str:
 
 
 def _only(args: Analyze, source: Source, holds: str, allowed: str, names: Set[str]) -> None:
-    """Raise ConfigError for options that have no meaning for what the file holds."""
+    """Raise ConfigError for options that do not apply to the contents of the file."""
     unfit = [option(name) for name in given(args) if name not in {"files", "no_cache", "open", *names}]
     unfit += ["--open" if args.open else "--format html"] if args.format == "html" else []
     if unfit:
@@ -203,7 +203,7 @@ def _analysis(args: Analyze, tables: Sequence[str], source: Source, profile: Pro
         if not profile.trace.kernels:
             made = {n: rows for n, rows in made.items() if n in (*TABLES, "operators")}
     filled = "" if not args.table or all(made.values()) else _filled_tables(profile)
-    said = set[str]()  # what a note says of the whole profile stands under the first table alone
+    said = set[str]()  # a note about the whole profile is printed only under the first table
     for name, rows in made.items():
         if name in module_tables.TABLES:
             remarks = module_tables.notes(name, profile, rows)

@@ -53,7 +53,7 @@ class CommCells:
     ] = None
 
     def configs(self, steps: Steps) -> list[RunConfig]:
-        base = steps.base(workload="collective", seed=RunConfig.seed)  # the option shuffles the cells alone
+        base = steps.base(workload="collective", seed=RunConfig.seed)  # --seed only changes the order of the cells
         sizes = dict.fromkeys((size, ":" in text) for text in self.size for size in parse_sizes(text))
         return [
             replace(base, collective=self._call(name, dtype, size, ranks if of_range else None), world_size=ranks)
@@ -64,7 +64,7 @@ class CommCells:
         ]
 
     def _call(self, name: str, dtype: str, size: int, ranks: int | None) -> CollectiveShape:
-        """Return the shape of a call; its size may be rounded down so that this many ranks can share it."""
+        """Return the shape of a call; its size is rounded down so that this many ranks can divide it."""
         shape = CollectiveShape(name, size, dtype, calls_for(size) if self.calls is None else self.calls)
         if not ranks:
             return shape
@@ -130,7 +130,7 @@ def run(args: Comm) -> int:
 
 
 def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[str]:
-    """Return the tables of the calls, of the fits over the sizes, and of set-up. CSV has only the calls."""
+    """Return the tables of the calls, of the fits over the sizes, and of the set-up. CSV has only the calls."""
     from cs_systems.report import collectives
     from cs_systems.report.tables.records import render
     from cs_systems.report.tables.rows import render_table
@@ -146,7 +146,7 @@ def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[
 
 
 def _telling(table: Table[Any], rows: Sequence[Row]) -> Table[Any]:
-    """Return the table without dtype and ranks if they are the same in all rows."""
+    """Return the table without the columns dtype and ranks if their value is the same in all rows."""
     alike = [name for name in ("dtype", "world_size") if len({row[name] for row in rows}) == 1]
     return replace(table, shown=" ".join(name for name in table.titles if name not in alike))
 

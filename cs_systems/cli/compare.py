@@ -64,7 +64,7 @@ UNKNOWN = "–"
 
 
 class ShownRow(TypedDict):
-    """Phase of a cell in both runs, as a person reads it."""
+    """Phase of a cell in both runs: a row of the printed table."""
 
     cell: str
     phase: str
@@ -85,7 +85,7 @@ TIMES = ("a_s", "b_s")
 MEDIANS = "baseline, candidate: medians over all rounds; ratio: candidate over baseline"
 TOP = 10  # rows of a difference, without the sum
 PROFILED = "kernel times under a profiler: use them for shares and causes, not as timings"
-# Above this, not even a doubling would have been detected, and "no difference" would mislead.
+# Above this, the comparison could not even detect a doubling, so "no difference" would mislead.
 HOPELESS = 1.0
 EXIT_FAILED_ON = 1
 FAILURES = ("slower", "larger")
@@ -210,7 +210,7 @@ def _timings(args: Compare, comparison: Comparison, torn: list[str]) -> str:
     of_one = args.phase[0] if len(args.phase) == 1 else None
     timed = f"{of_one} time" if of_one else "times"
     caption = f"{timed}, candidate compared with baseline; {what or 'same configuration in both'}"
-    blind: dict[str, dict[str, None]] = {}  # text without its percentages → texts that differ only in these
+    blind: dict[str, dict[str, None]] = {}  # text without its percentages → texts that differ only in their percentages
     for text in filter(None, (row["unseen"] for row in comparison.rows)):
         blind.setdefault(re.sub(r"[\d.]+%", "%", text), {})[text] = None
     unseen = [f"not measured: {'e.g. ' if len(texts) > 1 else ''}{next(iter(texts))}" for texts in blind.values()]
@@ -242,7 +242,7 @@ def _timings(args: Compare, comparison: Comparison, torn: list[str]) -> str:
 
 
 def _shared(cells: Sequence[str]) -> list[str]:
-    """Return the parts of the cells' descriptions that all have, none if there is one cell only."""
+    """Return the parts that all cell descriptions share; none if there is only one cell."""
     first, *others = dict.fromkeys(cells)
     return [part for _, part in _parts(first) if others and all(part in {p for _, p in _parts(c)} for c in others)]
 
@@ -254,13 +254,13 @@ def _without(shared: Sequence[str], cell: str) -> str:
 
 
 def _parts(cell: str) -> list[tuple[str, str]]:
-    """Return the parts of a description, each with the mark before it: `small ctx 256 batch 4 · naive` has four."""
+    """Return the parts of a description with their separators: `small ctx 256 batch 4 · naive` has four."""
     found = ["", *re.split(r"( · | (?=(?:ctx|batch) \d))", cell)]
     return list(zip(found[::2], found[1::2], strict=True))
 
 
 def _summary(comparison: Comparison, table: str, notes: Sequence[str]) -> str:
-    """Return a heading with the verdicts, the table, and the notes folded away, in GitHub's Markdown."""
+    """Return GitHub Markdown: a heading with the verdicts, the table, and the notes in a collapsed section."""
     from cs_systems.analysis.comparison.runs import is_larger
 
     verdicts = Counter("too noisy" if _is_noisy(row) else row["verdict"] for row in comparison.rows)
@@ -272,7 +272,7 @@ def _summary(comparison: Comparison, table: str, notes: Sequence[str]) -> str:
 
 
 def _readable(row: ComparisonRow) -> ShownRow:
-    """Return the columns to show: the ratio's interval in one, and the least detectable difference."""
+    """Return the columns to print: the ratio with its interval in one column, and the least detectable difference."""
     low, high, resolution = row["ratio_low"], row["ratio_high"], row["resolution"]
     noisy = _is_noisy(row)
     return {
@@ -281,7 +281,8 @@ def _readable(row: ComparisonRow) -> ShownRow:
         "a_s": row["a_median_s"],
         "b_s": row["b_median_s"],
         "ratio": f"{row['ratio']:.3f}" if row["ratio"] < 10 else f"{row['ratio']:.3g}",
-        "interval": UNKNOWN if low is None or noisy else f"{low:.3f}…{high:.3f}",  # one word: no narrow table breaks it
+        # one word, so that narrow tables do not break it
+        "interval": UNKNOWN if low is None or noisy else f"{low:.3f}…{high:.3f}",
         "finds": UNKNOWN if resolution is None else "> 100%" if noisy else f"{resolution:.0%}",
         "a_bytes": row["a_peak_bytes"],
         "b_bytes": row["b_peak_bytes"],

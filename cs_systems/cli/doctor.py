@@ -25,7 +25,7 @@ from cs_systems.core.printable import visible
 from cs_systems.core.version import __version__
 
 LITTLE_SPACE_BYTES = 1 << 30
-FOR_A_GPU = ("triton", "nvtx", "nsys")  # they work without one, and add little: kineto profiles there too
+FOR_A_GPU = ("triton", "nvtx", "nsys")  # they work without a GPU but add little there: kineto profiles a CPU too
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _is_gpu(row: Diagnostic) -> bool:
 
 
 def _ncu(found: Diagnostic, *, has_gpu: bool) -> Diagnostic:
-    """Return the diagnostic of ncu, which no installation makes useful without a GPU."""
+    """Return the diagnostic of ncu, which needs a GPU: without one, it is not worth installing."""
     if has_gpu or found["state"] == "ok":
         return found
     return diagnostic("ncu", "hardware counters of kernels, with Nsight Compute", NEEDS_GPU)
@@ -125,7 +125,7 @@ def _diagnostics_of_worker() -> Iterator[Diagnostic]:
 
 
 def _nvtx(found_nsys: Diagnostic) -> Diagnostic:
-    """Check that nsys records NVTX ranges, which fails for some versions of the package with some of nsys."""
+    """Check that nsys records NVTX ranges; some versions of the nvtx package do not work with some versions of nsys."""
     from cs_systems.measure.profilers import _nsys
 
     remedy = "pip install nvtx==0.2.11"

@@ -39,7 +39,8 @@ from cs_systems.record import RunRecord
 if TYPE_CHECKING:
     from cs_systems.formulas.memory.fit import Change
 
-OF_MEMORY = {"memory_phases", "memory_parts", "residuals", "memory_ranges", "snapshot"}  # memory tables of a record
+# tables of a record that hold memory results
+OF_MEMORY = {"memory_phases", "memory_parts", "residuals", "memory_ranges", "snapshot"}
 WATCHED = {"snapshot", "residuals", "nsys", "no_caching_allocator", "best_checkpoint", "budget", "memory_limit"}
 NOT_OF_FITS = WATCHED | {field.name for kind in (Sweep, Steps) for field in fields(kind)} - {"timeout_s"}
 
@@ -74,7 +75,7 @@ ARGS = Memory
 
 
 class ChangeRow(TypedDict):
-    """Memory that a step needs after one change, the CUDA context included."""
+    """Memory that a step needs after one change, including the CUDA context."""
 
     change: str
     needed_bytes: int
@@ -138,7 +139,7 @@ def _print_peaks(records: Sequence[RunRecord]) -> None:
 
 
 def _device_bytes(text: str, option: str) -> int:
-    """Return the memory of a device in bytes. Raises ConfigError where nothing fits it."""
+    """Return the memory of a device in bytes. Raises ConfigError if it is no more than the CUDA context."""
     from cs_systems.core.units import human
     from cs_systems.formulas.memory.fit import CONTEXT_BYTES
 
@@ -259,7 +260,7 @@ def _run_cheapest(args: Memory, configs: Sequence[RunConfig], budget_bytes: int)
     check(configs, args.sweep.repeats, args.sweep.timeout_s)
     folder = args.sweep.claim("memory")
     if args.sweep.fresh:
-        Journal.prepare(folder, fresh=True)  # once, because each config and each plan is a sweep of its own
+        Journal.prepare(folder, fresh=True)  # prepared only once, because each config and each plan is a separate sweep
     args = replace(args, sweep=replace(args.sweep, out=folder, fresh=False))
     records = [record for config in configs for record in _run_within_budget(args, config, budget_bytes, on_gpu=on_gpu)]
     print(visible(f"records: {records_path(folder)}"))
@@ -267,10 +268,10 @@ def _run_cheapest(args: Memory, configs: Sequence[RunConfig], budget_bytes: int)
 
 
 def _run_within_budget(args: Memory, config: RunConfig, budget_bytes: int, *, on_gpu: bool) -> list[RunRecord]:
-    """Run a config under the cheapest checkpoint that fits by prediction, and under the next one if memory runs out.
+    """Run a config with the cheapest checkpoint plan that is predicted to fit; if memory runs out, try the next plan.
 
-    The prediction can be too low because the formula leaves out the allocator's fragmentation. Returns the last run's
-    records; none for a dry run.
+    The prediction can be too low because it excludes the allocator's fragmentation. Returns the last run's records;
+    none for a dry run.
 
     Raises ConfigError if nothing makes it fit.
     """
@@ -308,9 +309,9 @@ def _run_within_budget(args: Memory, config: RunConfig, budget_bytes: int, *, on
 
 
 def _cheapest_plan(config: RunConfig, budget_bytes: int, timeout_s: float | None) -> tuple[Change, float] | None:
-    """Return the cheapest checkpoint plan that fits by prediction, and its recomputed FLOPs as a share of the step's.
+    """Return the cheapest checkpoint plan that is predicted to fit, and the share of its recomputed FLOPs.
 
-    The prediction is a formula for the built-in model, and a step on fake tensors for a user's own.
+    The built-in model is predicted by formula, a user's own model by a step on fake tensors.
     """
     from cs_systems.cli import _forecasts
     from cs_systems.formulas.memory.fit import cheapest_plan

@@ -1,7 +1,7 @@
 """Compare strategies for training on several ranks: step time, communication, waiting, memory.
 
-The tables show hidden and exposed communication, waiting, bytes sent, and memory by component, beside the predictions
-by formula. The strategies are the files in `cs_systems/model/parallel`; `+` joins several.
+The tables show hidden and exposed communication, waiting, bytes sent and memory by component, next to predictions by
+formula. The strategies are the files in `cs_systems/model/parallel`; `+` joins several.
 
 --batch-size is for each rank: N ranks train on N times as many sequences. --global-batch-size is for all of them.
 `single` on one rank is measured too, with the batch of a rank, as the baseline, unless --no-baseline is given. Each
@@ -58,7 +58,7 @@ PERCENT = ("efficiency", "of_step", "exposed", "hidden", "off")
 ALLOCATED = "allocated: total of the device's allocator"
 BLOCKING = "on a CPU, communication inside a phase counts as hidden, even if the phase waits for it"
 
-# On gloo, as the built-in strategies are tested.
+# The user's own strategies are compared with one process on gloo, as the built-in strategies are tested.
 CHECKED = RunConfig(
     workload=Subject.STRATEGY_ERROR, model=preset("tiny"), batch_size=2, seq_len=16, device="cpu", warmup=0, steps=1
 )
@@ -103,7 +103,7 @@ ARGS = Parallel
 
 
 def further_help() -> list[str]:
-    """Return a line for each built-in strategy, and the forms of the user's own."""
+    """Return a help line for each built-in strategy, and the accepted forms of a user's own strategy."""
     built_in = [f"  {name}: {plugins.summary('parallel', name)}" for name in plugins.names("parallel")]
     return ["Built-in strategies:", *built_in, f"Your own, path.py:name: {FORMS}."]
 
@@ -167,7 +167,7 @@ def cells(args: Parallel) -> list[RunConfig]:
         raise ConfigError("--no-baseline leaves out `single`, which --strategy names; leave out one of them")
     if args.global_batch_size is not None and "batch_size" in given(args.cells):
         raise ConfigError(
-            "--batch-size is the batch of a rank, and --global-batch-size that of all ranks; leave out one of them"
+            "--batch-size is for each rank and --global-batch-size for all ranks together; leave out one of them"
         )
     made: list[RunConfig] = []
     for base in args.cells.configs(args.steps.base(), args.step):
@@ -186,7 +186,10 @@ def cells(args: Parallel) -> list[RunConfig]:
 
 
 def _of_global_batch(cell: RunConfig, sequences: int) -> RunConfig:
-    """Return the cell with the share of a rank. Raises ConfigError if the ranks cannot share the sequences evenly."""
+    """Return the cell with the batch of one rank.
+
+    Raises ConfigError if the ranks cannot divide the sequences evenly.
+    """
     from cs_systems.formulas.rank_layout import data_ranks
 
     ranks = data_ranks(cell.to_dict())
@@ -199,7 +202,7 @@ def _of_global_batch(cell: RunConfig, sequences: int) -> RunConfig:
 
 
 def _checked(cells: Sequence[RunConfig]) -> list[RunConfig]:
-    """Return a cell per strategy that compares it with one process, if one of the strategies is the user's own."""
+    """Return a cell per strategy that compares its training with one process; none if all strategies are built in."""
     if not any("strategy" in cell.own_code for cell in cells):
         return []
     small = replace(CHECKED, seed=cells[0].seed)
@@ -209,7 +212,10 @@ def _checked(cells: Sequence[RunConfig]) -> list[RunConfig]:
 
 
 def _profiled(cell: RunConfig, name: str) -> RunConfig:
-    """Return the cell under a profiler: a few warm steps; for memory the first step, which creates optimizer state."""
+    """Return the cell under a profiler: after a few warm-up steps.
+
+    For memory the first step, which creates the optimizer state.
+    """
     cell = replace(cell, steps_s=0.0)
     if name == "rank_memory":
         return replace(cell, profiler=name, warmup=0, steps=2, rounds=1)
@@ -253,9 +259,9 @@ def _of_strategy(base: RunConfig, name: str, args: Parallel) -> list[RunConfig]:
 
 
 def _split(strategy: str) -> tuple[str, list[str]]:
-    """Return the name and the options of a strategy: `ddp_bucketed:comm_dtype=bf16` or `mine.py:DDP:size=3`.
+    """Return the name and the options of a strategy, such as `ddp_bucketed:comm_dtype=bf16` or `mine.py:DDP:size=3`.
 
-    The name of the user's own code has a colon too; its options have an equals sign.
+    The name of a user's own strategy also has a colon; options are told apart by their equals sign.
     """
     first, *others = strategy.split(":")
     if {*first.split("+")} <= {*plugins.names("parallel")}:
@@ -321,7 +327,7 @@ def _notes_of(key: str, rows: Sequence[Row], group: Sequence[RunRecord]) -> list
 
 
 def _of_a_cpu(key: str, records: Sequence[RunRecord]) -> list[str]:
-    """Return a note on CPU traces: they hold phases only, so communication within one counts as hidden."""
+    """Return a note on CPU traces: they contain only phases, so communication within a phase counts as hidden."""
     recorded = [record.environment for record in records if record.results.get("overlap")]
     on_cpu = any(machine and machine.device == "cpu" for machine in recorded)
     return [BLOCKING] if key in ("steps", "communication") and on_cpu else []

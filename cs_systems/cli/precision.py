@@ -154,7 +154,10 @@ def run(args: PrecisionOptions) -> int:
 
 
 def _is_own(args: PrecisionOptions) -> bool:
-    """Return True for models of the user's own. Raises ConfigError for another workload than the built-in model."""
+    """Return whether --workload names the user's own model.
+
+    Raises ConfigError for built-in workloads other than the model.
+    """
     for name in args.step.workload:
         if not is_foreign(name) and name != RunConfig.workload:
             raise ConfigError(
@@ -266,7 +269,10 @@ def _deliver(args: PrecisionOptions, records: Sequence[RunRecord], folder: Path)
 
 
 def compared(args: PrecisionOptions) -> int:
-    """Time fp32 and the chosen precisions in turn; then measure errors and loss curves, and profile, separately."""
+    """Time fp32 and the chosen precisions in turn.
+
+    Then measure errors and loss curves, and profile, in separate cells.
+    """
     from cs_systems.cli._sweep import asked_for, exit_status, measured, print_cells
     from cs_systems.measure.runtime.sweep import check
     from cs_systems.record import records_path
@@ -328,7 +334,7 @@ def comparison_configs(args: PrecisionOptions) -> tuple[list[RunConfig], list[Ru
 
 
 def _axes(args: PrecisionOptions, subject: Subject) -> dict[str, Sequence[object]]:
-    """Return the values of the options that apply to a subject, by field, without the size."""
+    """Return the values of the options that apply to a subject, by field, except the size."""
     found: dict[str, Sequence[object]] = {}
     for each in of_subject(Subject.STEP):
         name = attribute(each)
@@ -383,7 +389,7 @@ def failed_text(record: RunRecord, format: str) -> str:
 
 
 def dtypes_text(record: RunRecord, format: str = "terminal", output: Path | None = None) -> str:
-    """Return the table of one record's dtypes, or only the reason if it has none."""
+    """Return the table of one record's dtypes; if it has none, only the reason."""
     from cs_systems.analysis.comparison.dtypes import FP8_LAYER, SHORT, collapsed, dtypes, recorded
     from cs_systems.cli._tables import table_text
 
@@ -395,7 +401,7 @@ def dtypes_text(record: RunRecord, format: str = "terminal", output: Path | None
     for row in shown:
         if own and row["what"] == "logits":
             row["what"] = "outputs"
-        if str(row["what"]).rpartition(".")[2].isdigit():  # an index in an nn.Sequential needs its type
+        if str(row["what"]).rpartition(".")[2].isdigit():  # a mere index in nn.Sequential needs the module's type
             row["what"] = f"{row['what']} {row['type']}"
     notes = []
     if low := sum(row["type"] == FP8_LAYER for row in rows):

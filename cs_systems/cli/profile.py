@@ -91,7 +91,7 @@ def run(args: Profile) -> int:
 
 
 def _options(args: Profile) -> tuple[str, ...]:
-    """Return the profiler's options. Raises ConfigError for those that it does not take."""
+    """Return the profiler's options. Raises ConfigError for options that the profiler does not take."""
     given = {
         "--nsys-arg": ("nsys", args.nsys_arg),
         "--show-command": ("nsys ncu", args.show_command),
@@ -123,7 +123,7 @@ def print_profile(record: RunRecord, folder: Path) -> None:
         return
     for row in OVERHEAD.of(results):
         say(overhead(record, row))
-    if "coverage" not in results:  # a caveat of the record gives the reason
+    if "coverage" not in results:  # a caveat of the record explains why
         print_of_host(record)
         _print_artifacts(record, folder)
         return
@@ -144,7 +144,7 @@ def print_profile(record: RunRecord, folder: Path) -> None:
 
 
 def print_of_host(record: RunRecord) -> None:
-    """Print the ranges and operators of the host, if the trace of the record has no kernel."""
+    """Print the host's ranges and operators if the record's trace has no kernels."""
     from cs_systems.analysis.attribution.timeline import DECLARED
 
     of_host = [n for n in ("ranges", "operators") if n in record.results and "coverage" not in record.results]

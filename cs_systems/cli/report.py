@@ -121,7 +121,8 @@ def _draw(figure: Path, kind: str | None, records: list[RunRecord], read: Path) 
 
     workloads = by_kind(without_retried(records))
     drawn = [name for name, own in workloads.items() if (fits := plot.kinds(own)) and kind in (None, *fits)]
-    for number, name in enumerate(drawn or [*workloads][:1], 1):  # the first one's error says what can be drawn
+    # with no drawn workload, the first one's error says what can be drawn
+    for number, name in enumerate(drawn or [*workloads][:1], 1):
         file = figure if number == 1 else figure.with_stem(f"{figure.stem}-{number}")
         check_outputs({"--figure": file}, [read])
         plot.save(workloads[name], file, kind)
@@ -146,7 +147,7 @@ def _text(args: Report, records: list[RunRecord]) -> str:
     width, format = terminal_width(args.output), args.format or "terminal"
     columns, phases = args.columns or None, args.phase or None
     table = render(records, format, columns, args.pivot, phases, width, width is not None, args.sort, args.relative_to)
-    if args.columns or args.pivot or args.phase or format not in diagnoses.IN:  # one table is asked for
+    if args.columns or args.pivot or args.phase or format not in diagnoses.IN:  # these options ask for one table only
         return table
     made = "".join(paragraph(line, format) for line in origins.lines(records))
     return diagnoses.text(diagnose(records), format, width) + table + (f"\n{made}" if made else "")

@@ -1,4 +1,4 @@
-"""Record the loop of a training script that is not edited: its phases, as a record; with --with, a profile too.
+"""Record the loop of an unedited training script: its phases, as a record; with --with, a profile too.
 
 Steps are found by the script's optimizer, phases by autograd and data loaders. The script keeps its arguments, output,
 results and exit status; the report goes to standard error.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from cs_systems.record import RunRecord
 
 AFTERWARDS = ("none", "kineto", "nsys", "memory")
-LAUNCHERS = {  # of ranks, as docs/commands/run.md says
+LAUNCHERS = {  # launchers of ranks, as in docs/commands/run.md
     "torchrun": "torchrun --nproc-per-node 2",
     "srun": "srun python",
     "accelerate": "accelerate launch",
@@ -67,7 +67,7 @@ ARGS = Run
 
 
 def run(args: Run) -> int:
-    """Replace this process by the script's; with nsys, wait for it."""
+    """Replace this process by the script's process; with nsys, wait for it instead."""
     words = list(args.script)
     check_script(words)
     first, last = parse_steps(args.steps)
@@ -93,7 +93,7 @@ def run(args: Run) -> int:
 
 
 def check_script(words: Sequence[str]) -> None:
-    """Raise ConfigError for words that name no script of Python."""
+    """Raise ConfigError unless the words name a Python script or module."""
     if not words or not words[0] or [*words] == ["-m"]:
         raise ConfigError("no script is given; write it after --, as in cs-systems run -- train.py --lr 1e-3")
     if reason := _no_module(words[1]) if words[0] == "-m" else _no_script(words):
@@ -101,13 +101,16 @@ def check_script(words: Sequence[str]) -> None:
 
 
 def titles(words: Sequence[str]) -> tuple[str, str]:
-    """Return (the script's name, the name of its loop: runs with other arguments are other cells, and no repeats)."""
+    """Return (the script's name, the name of its loop).
+
+    Different arguments give different cells, not repeats of one.
+    """
     script, *arguments = words[1:] if words[0] == "-m" else [Path(words[0]).stem, *words[1:]]
     return script, "".join(c if c.isprintable() and c != ":" else "_" for c in shlex.join([script, *arguments]))
 
 
 def _no_script(words: Sequence[str]) -> str | None:
-    """Return why the first word is no script, and what to write; None if it may be one."""
+    """Return why the first word is not a script, and what to write instead; None if it may be one."""
     if words[0].startswith("-"):
         return f"{words[0]!r} is an option, not a script; write the script first, as in cs-systems run -- train.py"
     program = Path(words[0]).name
@@ -126,7 +129,7 @@ def _no_script(words: Sequence[str]) -> str | None:
 
 
 def _no_module(name: str) -> str | None:
-    """Return why a name is no module's, and what to write; None if its package is found."""
+    """Return why a name is not a module, and what to write instead; None if its package is found."""
     if "/" in name or name.endswith(".py"):
         return f"-m takes the name of a module, not the path {name!r}; leave out -m"
     if PathFinder.find_spec(package := name.partition(".")[0], ["", *sys.path]) is None:
@@ -136,7 +139,7 @@ def _no_module(name: str) -> str | None:
 
 
 def _profilers(args: Run) -> tuple[str, bool]:
-    """Return the profiler of the trace, and whether a snapshot is recorded. Raises ConfigError."""
+    """Return the profiler of the trace, and whether to record a snapshot. Raises ConfigError."""
     for word in args.with_:
         one_of("--with", word, AFTERWARDS)
     found = {*args.with_} - {"none"} | ({"memory"} if args.snapshot else set())
@@ -153,7 +156,7 @@ def _become(command: list[str]) -> NoReturn:
 
 
 def _below_nsys(options: dict[str, Any], words: list[str]) -> int:
-    """Run the script's process below nsys, add the tables of the report to its record, and return its exit status."""
+    """Run the script's process under nsys, add the tables of the report to its record, and return its exit status."""
     from cs_systems.cli._script import conclude, why_nothing
     from cs_systems.core import plugins
     from cs_systems.measure.profilers import ProfilerUnusable
@@ -169,13 +172,13 @@ def _below_nsys(options: dict[str, Any], words: list[str]) -> int:
     sys.stdout.flush()
     with tempfile.TemporaryDirectory(prefix=".nsys-", dir=out) as folder:
         report, left, messages = (Path(folder) / name for name in ("report", "records.jsonl", "messages.txt"))
-        streams = [os.dup(1), os.dup(2)]  # nsys prints to standard output, which is the script's
+        streams = [os.dup(1), os.dup(2)]  # nsys prints to standard output, which belongs to the script
         command = script_command(options | {"streams": streams, "handover": str(left)}, words)
         with messages.open("w") as stream:
             child = subprocess.Popen(
                 nsys.launch(command, report, (), on_cuda), stdout=stream, stderr=stream, pass_fds=streams
             )
-            signal.signal(signal.SIGINT, lambda *_: None)  # a terminal sends it to the script, too
+            signal.signal(signal.SIGINT, lambda *_: None)  # the terminal sends Ctrl-C to the script too
             signal.signal(signal.SIGTERM, lambda *_: child.terminate())
             ended = child.wait()
             status = ended if ended >= 0 else 128 - ended
@@ -196,7 +199,7 @@ def _below_nsys(options: dict[str, Any], words: list[str]) -> int:
 
 
 def _with_report(record: RunRecord, nsys: Profiler, out: Path, report: Path) -> RunRecord:
-    """Return the record; one of nsys with the tables of its report, and appended to the folder."""
+    """Return the record; if nsys profiled it, with the tables of the report, and also appended to the folder."""
     if (record.status, record.config["profiler"]) != ("ok", "nsys"):
         return record
     from cs_systems.measure.runtime.profiled import prefix, with_profile

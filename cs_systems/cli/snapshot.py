@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from cs_systems.analysis.memory.tensor_names import TensorNames
 
 MOST_ROWS_OF_PAGE = 100
-IF_ANY = ("annotations", "out_of_memory")  # left out where they are empty, unless --table names them
+IF_ANY = ("annotations", "out_of_memory")  # left out if empty, unless --table names them
 DIFFERENT = {"category": "category", "layer": "layer", "site": "source line"}
 
 
@@ -151,7 +151,7 @@ def _recorded(source: Source, found: Attribution) -> list[str]:
 
 
 def _peaks(args: SnapshotArgs, sources: Sequence[Source]) -> str:
-    """Return one row per snapshot; for ranks, the first row is about all of them."""
+    """Return one row per snapshot. If the snapshots are the ranks of a job, the first row summarizes all."""
     from cs_systems.analysis.diagnosis._together import together
     from cs_systems.analysis.memory.tables import FILES, file_row
     from cs_systems.analysis.memory.tensor_names import tensor_names
@@ -196,7 +196,7 @@ def _read_all(source: Source) -> list[Attribution]:
 
 
 def _devices(args: SnapshotArgs, tables: Sequence[str], found: Sequence[Attribution], source: Source) -> list[str]:
-    """Return a table of all devices, then each device's tables: the composition alone, unless --table names others."""
+    """Return a table of all devices, then each device's tables: only the composition, unless --table names others."""
     from cs_systems.analysis.diagnosis._together import together
     from cs_systems.analysis.memory.tables import devices
     from cs_systems.analysis.memory.tensor_names import tensor_names
@@ -241,7 +241,7 @@ def _answer(found: Attribution, names: TensorNames) -> Answer:
 
 
 def _table(name: str, found: Attribution, names: TensorNames, top: int | None) -> tuple[Sequence[Row], list[str]]:
-    """Return the rows of a table, only the first `top` of a long one, and its notes."""
+    """Return the rows and notes of a table; a long table is cut to `top` rows."""
     from cs_systems.cli._snapshot_text import notes
 
     rows = TABLES[name](found, names)

@@ -283,7 +283,7 @@ def test_between_narrows_the_recording(
         (["--between", "1", "1"], "--between 1 1 is empty, because both times are equal; give a later second time"),
         (
             ["--between", "0", "1", "--range", "step"],
-            "--between 0 1 and --range step both choose what is analyzed; leave out one of them",
+            "--between 0 1 and --range step both choose the steps to analyze; leave out one of them",
         ),
     ],
 )

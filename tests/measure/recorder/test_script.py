@@ -353,5 +353,5 @@ def test_script_that_replaces_itself_before_training_gets_a_message(tmp_path: Pa
     done = started("-m", "cs_systems", "run", "--out", str(tmp_path / "out"), "--", str(script))
     assert done.stderr == (
         "cs-systems: nothing was recorded, because the script replaced itself by '/bin/true' before its first backward "
-        "pass; set what it sets for that program beforehand, and run that program by cs-systems run\n"
+        "pass; set the environment variables that it sets yourself, and run that program with cs-systems run\n"
     )
