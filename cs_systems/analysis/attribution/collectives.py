@@ -33,13 +33,14 @@ class Collective(NamedTuple):
     hidden_s: float
     beside_s: Mapping[str, float]  # phase and family of kernels → their time during the call
     launched_s: float = math.nan
-    received: int | None = None  # elements that the rank has afterwards
+    received: int | None = None  # elements that the rank holds after the call
 
 
 def collectives(profile: Profile, names_work: bool = True) -> Iterable[Collective]:
     """Yield the collectives of the steps, in order of their start.
 
-    names_work: say by phase and family what ran beside them, which takes a pass over the kernels for each.
+    names_work: also find which kernels ran during each call, by phase and family; this takes a pass over the kernels
+    per name.
     """
     trace, steps = profile.trace, profile.steps
     if len(trace.kernels):
@@ -115,7 +116,7 @@ def _computing(profile: Profile, names_work: bool) -> dict[str, Intervals]:
 
 
 def _during(intervals: Intervals, start_s: Floats, end_s: Floats) -> Floats:
-    """Return for each stretch the time of it that the intervals cover."""
+    """Return, for each stretch, the part of its time that the intervals cover."""
     if not len(intervals.start_s):
         return np.zeros(len(start_s))
     edges = np.stack([intervals.start_s, intervals.end_s], axis=1).ravel()

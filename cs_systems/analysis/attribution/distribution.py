@@ -1,4 +1,4 @@
-"""Division of a program among ranks, as far as one rank's trace shows it: by names of operators and ranges.
+"""Distribution of a program over ranks, as far as one rank's trace shows it, by names of operators and ranges.
 
 DistributedDataParallel and FSDP leave their names in the trace of each rank. A pass is one forward of
 DistributedDataParallel with the backward that follows; an update is one step of the optimizer.
@@ -28,14 +28,14 @@ _SIGNS = {
     FSDP: ("FSDP::", "fsdp::", "FullyShardedDataParallel"),
 }
 SEARCH = "torch.distributed.ddp.reducer::search_unused_parameters"
-_FIND_TENSORS, _PREPARE = ": _find_tensors", "prepare_for_backward"  # DistributedDataParallel calls the first to search
+_FIND_TENSORS, _PREPARE = ": _find_tensors", "prepare_for_backward"  # the reducer calls _find_tensors to search
 _BACKWARD = "autograd::engine::evaluate_function"
 _UPDATE = "Optimizer.step#"
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """Division of a program among ranks, and the collectives of one rank's steps.
+    """Distribution of a program over ranks, and the collectives of one rank's steps.
 
     Attributes:
         world_size: the number of ranks; None if unknown.
@@ -64,7 +64,7 @@ class Distribution:
     early: tuple[Collective, ...] = ()
 
     def exposed_s(self, calls: Iterable[Collective]) -> float:
-        """Return the time per step in which some of the calls run and nothing is computed."""
+        """Return the time per step in which some of the calls run and the rank computes nothing."""
         times = np.array([(call.start_s, call.end_s) for call in calls]).reshape(-1, 2)
         running = union(times[:, 0], times[:, 1])
         return excess_s(running.length_s, intersection(running, self.computing).length_s) / self.steps
@@ -76,7 +76,7 @@ class Distribution:
 
 
 def distribution(profile: Profile) -> Distribution | None:
-    """Return the division of a profile's program among ranks; None for a trace of one rank alone."""
+    """Return the distribution of a profile's program over ranks; None for a program on one rank."""
     trace, steps = profile.trace, profile.steps
     calls = tuple(collectives(profile, names_work=False))
     world_size = trace.job.world_size if trace.job else None

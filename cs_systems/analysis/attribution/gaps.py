@@ -4,15 +4,15 @@ A stretch without a kernel is divided among these causes, by how long each laste
 
 - copy: a memcpy or memset ran instead;
 - device latency: the next kernel's launch had returned before the stretch began, so that the device, not the host, was
-  late (a dependency, the time between two kernels of a queue); also what passes after the launch returned, where that
-  is over 100 µs;
+  late (a dependency, the time between two kernels of a queue); also the time after the launch returned, if it is over
+  100 µs;
 - profiler: the profiler's own bookkeeping delayed the host;
 - cudaMalloc: the host was allocating or freeing device memory, with no launch pending;
 - synchronisation: the host waited for the device, with no launch pending;
 - host: the host made no CUDA call for over 1 ms: Python, data, files, another process;
 - launch-bound: the host did something else between its calls, and no launch was pending: the framework, the launch;
 - launch not recorded: the next kernel's launch is unknown, so who was late is unknown too;
-- kernels not recorded: the device ran kernels that the trace does not hold, at times that nobody knows.
+- kernels not recorded: the device ran kernels that the trace does not hold, at unknown times.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class GapRow(TypedDict):
     gaps_per_step: Annotated[float, Column("gaps")]
     time_s: float
     share: Annotated[float, Column("of wall time", drop=9)]
-    longest_s: Annotated[float, Column("longest")]  # of all steps
+    longest_s: Annotated[float, Column("longest")]  # longest gap in any step
 
 
 class Span(NamedTuple):
@@ -93,7 +93,8 @@ def _gaps(kernels: Kernels, own: Bools, steps: Sequence[Step]) -> Gaps:
     lost[-1] = lost.all()
     real = end > start
     start, end, pending, returned, lost = start[real], end[real], pending[real], returned[real], lost[real]
-    # The host is not the cause of what passes after the launch, unless it is the launch's own latency.
+    # The host is not the cause of the time after the launch returned, unless that is only the usual latency of a
+    # launch.
     late = ~pending & (end - returned > LATE_S)
     start, end = np.append(start, returned[late]), np.append(np.where(late, returned, end), end[late])
     order, pending = np.argsort(start), np.append(pending, np.full(late.sum(), True))
@@ -134,7 +135,7 @@ def idle_by_cause(tables: Tables, clean_s: float | None = None) -> dict[str, flo
     """Return the time of a step without a kernel on the first device, by cause; empty without a table of gaps.
 
     clean_s: the duration of the step without the profiler, which slows the host down and so lengthens the gaps. The
-        causes then divide what this step has besides kernels, in the proportions of the trace.
+    time of this step without kernels is then divided among the causes in the proportions of the trace.
     """
     rows = tables.get("gaps", ())
     lasted = {row["cause"]: row["time_s"] for row in rows if row["device"] == rows[0]["device"]}
@@ -150,7 +151,7 @@ def idle_by_cause(tables: Tables, clean_s: float | None = None) -> dict[str, flo
 
 
 def causes(trace: Trace, device: int, gaps: Gaps) -> dict[str, Floats]:
-    """Return the time that each cause lasted in each gap; the host's calls count only where it was late."""
+    """Return the time of each cause in each gap; the host's calls count only where the host was late."""
     copies = [Span(COPY, copy.start_s, copy.end_s) for copy in trace.copies.take(trace.copies.device == device)]
     host = [Span(PROFILER, start, end) for start, end in trace.overheads]
     host += [Span(str(stalls(call.name)), call.start_s, call.end_s) for call in trace.calls.where(stalls)]
@@ -172,9 +173,9 @@ def causes(trace: Trace, device: int, gaps: Gaps) -> dict[str, Floats]:
 
 
 def silences(trace: Trace, from_s: float, to_s: float) -> list[tuple[float, float]]:
-    """Return the stretches between two times, of over 1 ms each, in which no launching thread made a CUDA call.
+    """Return the stretches between two times in which no launching thread made a CUDA call for over 1 ms.
 
-    Empty if the trace has no launch, because then nothing is known of the host's calls.
+    Empty if the trace has no launch, because then the host's calls are unknown.
     """
     kernels = trace.kernels
     known = ~np.isnan(kernels.launch_start_s)

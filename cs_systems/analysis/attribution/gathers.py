@@ -1,7 +1,7 @@
-"""All-gathers of sharded parameters in one step of a rank: which came in time for the computation that needs them.
+"""All-gathers of sharded parameters in one step of a rank, and which of them came too late for the computation.
 
-A gather is late where the device computes nothing just before its end: computation waited for it. Where kernels run as
-it ends, it came in time. A trace without kernels cannot tell this.
+A gather is late where the device computes nothing just before its end: computation waited for it. If kernels run when
+it ends, it came in time. Without kernels in the trace this is unknown.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PHASES = (Phase.FORWARD, Phase.BACKWARD)
 class GatherRow(TypedDict):
     """All-gather of one step, in order of its start.
 
-    layer: "block 3", where as many gathers of one size as there are blocks ran in the phase; None for others.
+    layer: "block 3", if the phase has as many gathers of one size as the model has blocks; otherwise None.
     """
 
     rank: int

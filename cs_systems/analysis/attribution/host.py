@@ -1,4 +1,4 @@
-"""Host time by range, which a trace without kernels has too."""
+"""Host time by range, also for traces without kernels."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Key = tuple[str | None, str]  # (phase, name of the range)
 class RangeRow(TypedDict):
     """Range of the host in a step, in `ranges`: wall time of the host, summed over threads."""
 
-    phase: str | None  # None outside of every phase
+    phase: str | None  # None outside of all phases
     range: Annotated[str, Column(beside=55)]
     calls_per_step: Annotated[float, Column("calls", drop=8)]
     total_s: Annotated[float, Column("CPU time")]
-    self_s: Annotated[float, Column("self time", drop=1)]  # without the ranges inside
+    self_s: Annotated[float, Column("self time", drop=1)]  # without nested ranges
     share: Annotated[float, Column("of wall time", drop=9)]  # of the steps' wall time
 
 

@@ -1,6 +1,6 @@
-"""Work of the host while no kernel runs and no CUDA call is made; and the places where it waits for the device.
+"""Work of the host while no kernel runs and no CUDA call is made, and the calls that wait for the device.
 
-Both give the innermost name in the recording: a Python function, a range of the user, or an operator.
+Both are named by the innermost recorded name: a Python function, a range of the user, or an operator.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BUILT_IN = re.compile(r"<built-in (function|method) (?P<name>\S+).*>")
 _INSTALLED = re.compile(
     r"(site|dist)-packages|/lib/python3|^(torch|lightning|transformers|accelerate)/|^(contextlib|threading|runpy)\.py"
 )
-PROBES = 9  # times within a stretch at which is asked what the host did
+PROBES = 9  # times within each stretch at which the host's work is looked up
 
 
 class HostGapRow(TypedDict):
@@ -95,7 +95,7 @@ def _of_profiler(trace: Trace, silent: Floats, starts: Floats, ends: Floats) -> 
 
 
 def _covered(time_s: Floats, starts: Floats, ends: Floats) -> Floats:
-    """Return for each time how much of the stretches, which do not overlap, lies before it."""
+    """Return, for each time, the total length of the stretches before it; the stretches do not overlap."""
     if not len(starts):
         return np.zeros(len(time_s))
     order = np.argsort(starts)
@@ -126,7 +126,7 @@ def _work(trace: Trace, time_s: Floats) -> tuple[list[str], Ints]:
 
 
 def _with_call(name: str, stack: Sequence[str]) -> str:
-    """Return a name with the innermost function of a known kind of work, which a name of the user's may hide."""
+    """Return the name with the innermost function of a known kind of work, if the user's name hides one."""
     if host_work(name):
         return name
     called = (_FUNCTION.sub(r"\g<name>", frame) for frame in reversed(stack))

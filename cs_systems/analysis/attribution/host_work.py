@@ -1,6 +1,6 @@
 """Kinds of work of the host, by the names of functions and ranges: a checkpoint, a log, a compilation.
 
-A remedy must be right for any loop: it can only assume that the work prepares data if its name contains that.
+A remedy must be right for any loop: it may assume that work prepares data only if the name says so.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 
 class HostWork(NamedTuple):
-    """Kind of work: words that follow "the host", and its remedy."""
+    """Kind of work: the words that complete "the host …", and the remedy."""
 
     words: str
     remedy: str
 
 
-_BEGIN, _END = r"(?<![a-z])", r"(?![a-z])"  # of a word inside a name, as in `save_checkpoint`
-# The first pattern found in a name without its place gives the kind.
+_BEGIN, _END = r"(?<![a-z])", r"(?![a-z])"  # limits of a word inside a name, as in `save_checkpoint`
+# The first pattern that matches a name (without its file and line) gives the kind.
 _KINDS = {
     r"gc\.collect|\bcollect\b|" + _BEGIN + "gc_collect": HostWork(
         "collects garbage", "leave out gc.collect(), or call it every 100th step"

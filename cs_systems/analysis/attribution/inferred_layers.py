@@ -20,17 +20,17 @@ from cs_systems.core.range_names import UNATTRIBUTED
 from cs_systems.readers.forms.columns import UNKNOWN, Bools, Categorical, Floats, Ints, distinct
 from cs_systems.readers.forms.trace import Trace
 
-LEAST_SHARE = 0.6  # of the time of a pass, in the repeated part
+LEAST_SHARE = 0.6  # of a pass's time, in the repeated part
 SURE_SHARE = 0.85
 FEWEST = 3  # repetitions
 SHORTEST, LONGEST = 4, 2000  # kernels of one block
-MOST_DIFFERENT = 20  # passes searched for a period, if all differ
-NEARLY = 0.98  # a shorter period counts if it explains this share of what the best one does
+MOST_DIFFERENT = 20  # number of passes in which a period is searched, if all differ
+NEARLY = 0.98  # a shorter period is preferred if it explains this share of what the best period explains
 PRODUCTS = ("matmul", "attention")
 
 
 class Repetition(NamedTuple):
-    """Repeated part of a sequence: from `first` on, `blocks` times `period` kernels, with a share of the time."""
+    """Repeated part of a sequence: from `first` on, `blocks` repetitions of `period` kernels; its share of the time."""
 
     first: int
     period: int
@@ -48,7 +48,7 @@ def repetition(codes: Ints, time_s: Floats, is_product: Bools) -> Repetition | N
     for period in range(SHORTEST, min(len(codes) // FEWEST, LONGEST) + 1):
         equal = np.concatenate([[False], codes[period:] == codes[:-period], [False]])
         edges = np.flatnonzero(equal[1:] != equal[:-1])
-        starts, ends = edges[::2], edges[1::2]  # of the runs of equal pairs
+        starts, ends = edges[::2], edges[1::2]  # limits of the runs of equal pairs
         counts = (ends - starts) // period + 1
         lasts = starts + counts * period
         fits = (counts >= FEWEST) & (products[np.minimum(starts + period, len(codes))] > products[starts])
@@ -62,7 +62,10 @@ def repetition(codes: Ints, time_s: Floats, is_product: Bools) -> Repetition | N
 
 
 class Layers(NamedTuple):
-    """Places of all kernels: `found` says how blocks were found and how sure that is, `tried` why none were."""
+    """Places of all kernels.
+
+    `found` says how blocks were found and how certain that is, `tried` why none were found.
+    """
 
     places: Categorical[Place]
     found: str | None = None
@@ -107,7 +110,7 @@ def _share(trace: Trace, which: Bools | Ints, blocks: Ints) -> float:
 
 
 def _passes(trace: Trace, which: Ints) -> list[Ints]:
-    """Return the kernels of each pass in the order of their launches: those launched with no other phase between."""
+    """Return the kernels of each pass in launch order; a pass ends where another phase launches kernels."""
     kernels = trace.kernels
     order = np.lexsort((kernels.start_s, kernels.launch_start_s, kernels.device))
     place = np.empty(len(kernels), np.int64)
@@ -118,7 +121,10 @@ def _passes(trace: Trace, which: Ints) -> list[Ints]:
 
 
 def _other_between(trace: Trace, order: Ints, chosen: Ints) -> Bools:
-    """Return for each chosen kernel but the last whether another, not of a collective, comes before the next chosen."""
+    """Return for each chosen kernel but the last whether a kernel that was not chosen comes before the next one.
+
+    Collectives do not count as such kernels.
+    """
     others = np.ones(len(order), bool)
     others[chosen] = False
     others &= ~is_collective(trace.kernels)[order]
@@ -169,7 +175,7 @@ def _backward(trace: Trace, route: SequenceRoute | None, which: Ints, blocks: In
 
 
 def _by_sequence(route: SequenceRoute, which: Ints, blocks: Ints) -> None:
-    """Give each kernel of backward the block of the forward operator that autograd numbered alike."""
+    """Give each backward kernel the block of the forward operator with the same autograd sequence number."""
     forward = np.flatnonzero(blocks != UNKNOWN)
     of_number = dict(zip(route.forward_numbers(forward), blocks[forward].tolist(), strict=True)) | {None: UNKNOWN}
     blocks[which] = [of_number.get(number, UNKNOWN) for number in route.forward_numbers(which)]

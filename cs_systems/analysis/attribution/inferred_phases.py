@@ -1,7 +1,7 @@
-"""Phases of a trace without marks of forward and backward, inferred from what every PyTorch program leaves.
+"""Phases of a trace whose ranges do not mark forward and backward, inferred from what every PyTorch program records.
 
 - backward: launched under a backward operator (autograd's sequence numbers, or a name such as `MmBackward0`, which is
-  all that PyTorch 1.8 recorded), or in a thread that runs backward and is not the forward's;
+  all that PyTorch 1.8 recorded), or in a thread that runs only backward;
 - optimizer: launched in a range of `Optimizer.step`, or a kernel of the family optimizer outside of backward;
 - communication: a collective outside of these that does not follow a forward kernel, such as one after backward;
 - forward: the rest, if there is a backward.
@@ -43,7 +43,7 @@ def infers_backward(trace: Trace) -> bool:
 
 
 def inferred(trace: Trace, route: SequenceRoute | None) -> dict[str, Bools]:
-    """Return for each phase which kernels belong to it; {} where nothing distinguishes backward from the rest."""
+    """Return a map from each phase to a mask of its kernels; {} if nothing distinguishes backward from the rest."""
     kernels = trace.kernels
     launched = ~np.isnan(kernels.launch_start_s)
     backward = _under(trace, trace.ranges.timelines, _is_backward)
@@ -67,9 +67,9 @@ def inferred(trace: Trace, route: SequenceRoute | None) -> dict[str, Bools]:
 
 
 def _after(trace: Trace, which: Bools) -> Bools:
-    """Return for each kernel whether the last computing kernel launched before it is one of `which`."""
+    """Return for each kernel whether the last computing kernel launched before it is in the mask `which`."""
     kernels = trace.kernels
-    order = np.argsort(kernels.launch_start_s, kind="stable")  # unknown launches come last
+    order = np.argsort(kernels.launch_start_s, kind="stable")  # kernels with unknown launches come last
     computes = ~is_collective(kernels)[order]
     latest = np.maximum.accumulate(np.where(computes, np.arange(len(kernels)), -1))
     found = np.zeros(len(kernels), bool)
@@ -78,7 +78,7 @@ def _after(trace: Trace, which: Bools) -> Bools:
 
 
 def how_inferred(trace: Trace) -> str:
-    """Return the note for a profile whose phases were inferred; it states the confidence."""
+    """Return the note on how the phases of a profile were inferred, with the confidence."""
     if trace.ops:
         return (
             "no range marks forward or backward: phases are inferred, backward from autograd's operators and thread "
@@ -103,7 +103,7 @@ def _under(trace: Trace, lines: Mapping[int, Timeline[Any]], wanted: Callable[[A
 
 
 def _by_name(trace: Trace, operators: Ranges) -> Bools:
-    """Return for each kernel whether an operator named like a backward one launched it, or the thread of such ones."""
+    """Return for each kernel whether an operator with a backward name launched it, or a thread of such operators."""
     named = operators.name.codes_where(_is_backward)
     lines = operators.take(named).timelines
     others = Counter(operators.thread[~named].tolist()).most_common(1)

@@ -1,4 +1,4 @@
-"""Contents of each of several files at a glance: its format, what was recorded, and what can be asked of it."""
+"""List of files: the format of each, what was recorded, and which tables it can fill."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cs_systems.core.tables import Column, Table
 
 
 class FileRow(TypedDict):
-    """File in a list of several; None is a value that the file does not have."""
+    """File in a list of several files; None means that the file has no such value."""
 
     file: Annotated[str, Column(beside=50)]
     format: str
@@ -23,18 +23,18 @@ class FileRow(TypedDict):
     duration_s: Annotated[float | None, Column(drop=1)]
     kernels: int | None
     steps: int | None
-    cell: str | None  # of the run that wrote the file
+    cell: str | None  # cell of the run that wrote the file
     holds: Annotated[str | None, Column("tables with data")]  # tables with data
-    command: str | None  # that reads the file
+    command: str | None  # command that reads the file
 
 
 def traces_in(sources: Sequence[Source]) -> list[Source]:
-    """Return the files that are traces; a file that was given by its own name counts as one unless it is another."""
+    """Return the files that are traces; a file given by name counts as one unless its content is another format."""
     return [source for source in sources if _is_trace(source)]
 
 
 def format_of(source: Source) -> Format | None:
-    """Return the format of a file that a command reads: by its content, or by its name if it was given by that."""
+    """Return the format of a file that a command reads: by content, or by name if the user named the file itself."""
     found = recognised(source.path) or (None if source.is_inside else named(source.path))
     return found if found and found.read else None
 
@@ -77,7 +77,7 @@ def _tables(profile: Profile) -> list[str]:
 
 
 def row_of_other(source: Source) -> FileRow | None:
-    """Return the row of a file that is not a trace; None where the file belongs to no command."""
+    """Return the row of a file that is not a trace; None if no command reads the file."""
     found = format_of(source)
     return _row(source, found.name, found.holds, found.command) if found else None
 
@@ -103,7 +103,7 @@ def _row(source: Source, format: str, holds: str | None, command: str | None) ->
 
 
 def labelled(profile: Profile, source: Source) -> Profile:
-    """Return the profile with the file's name to the user as its source."""
+    """Return the profile with the file's label as its source, as shown to the user."""
     return replace(profile, trace=replace(profile.trace, source=source.label))
 
 

@@ -76,18 +76,19 @@ def is_collective(kernels: Kernels) -> Bools:
     return kernels.function.codes_where(lambda function: family(function.name) == "collective")
 
 
-_AROUND = ("matmul", "attention", "norm", "optimizer", "collective")  # families that tell what a softmax belongs to
+# families next to a softmax that show what it belongs to
+_AROUND = ("matmul", "attention", "norm", "optimizer", "collective")
 
 
 _LOSS = re.compile(r"LogSoftMax|nll_loss|cross_?entropy", re.IGNORECASE)
-AS_LARGE = 0.25  # times the softmax of the same scores; a shorter kernel accesses something smaller
+AS_LARGE = 0.25  # fraction of the time of the attention's softmax; a shorter kernel accesses a smaller tensor
 
 
 def scores_of_attention(kernels: Kernels) -> Bools:
     """Return for each kernel whether it accesses the scores of unfused attention: a softmax between two products.
 
     The elementwise kernels and copies between the same products that take about as long access these scores too: scale,
-    mask, dropout, cast. A softmax by itself, of a loss or of a program without products, is none.
+    mask, dropout, cast. A softmax that is not between products, such as that of a loss, does not count.
     """
     functions = kernels.function.values
     names = [family(function.name) for function in functions]
@@ -178,7 +179,7 @@ def short_name(name: str) -> str:
 
 
 def short_scope(scope: str) -> str:
-    """Return an indented row of a tree of scopes; one that is a kernel with a mangled name gets its short name."""
+    """Shorten one indented row of a tree of scopes: a kernel with a mangled name gets its short name."""
     begin = scope.find("_Z")
     return scope[:begin] + short_name(scope[begin:]) if begin >= 0 and not scope[:begin].strip(INDENT) else scope
 

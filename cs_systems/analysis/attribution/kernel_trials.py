@@ -1,4 +1,4 @@
-"""Trials of kernels: calls of one operator that run several kernels for the same work, and time each."""
+"""Kernel trials: calls of one operator that run several kernels for the same work to find the fastest."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from cs_systems.readers._stalls import SYNCHRONISATION, stalls
 from cs_systems.readers.forms.columns import UNKNOWN, Bools, Ints
 from cs_systems.readers.forms.trace import steps_of
 
-FEWEST = 3  # different kernels; the parts of one product, such as split k, are at most two
+FEWEST = 3  # different kernels; the kernels of one product, such as with split k, are at most two
 FEWEST_WAITS = 2  # the host waits for each trial before the next, so that it can read the time
 OPERATOR = re.compile(r"conv|mm$|mm_|matmul|linear$|gemm")
 
 
 class Trials(NamedTuple):
-    """Trials of a mean step.
+    """Kernel trials of a mean step.
 
     Attributes:
-        operator: the operator with most of them; "" where no operators were recorded.
-        groups: calls with trials.
-        kernels: kernels that were tried in one call, in the mean.
-        time_s: from the first kernel of each call to its last, which is the chosen one.
+        operator: the operator with the most trials; "" where no operators were recorded.
+        groups: the number of calls with trials.
+        kernels: the mean number of kernels tried per call.
+        time_s: the time from the first kernel of each call to its last, which is the chosen one.
     """
 
     operator: str
@@ -45,7 +45,7 @@ def kernel_trials(profile: Profile) -> Trials | None:
     if not len(which):
         return None
     waits_s = np.sort(trace.calls.where(lambda name: stalls(name) == SYNCHRONISATION).start_s)
-    segment = np.searchsorted(waits_s, kernels.launch_start_s[which])  # the waits before each launch
+    segment = np.searchsorted(waits_s, kernels.launch_start_s[which])  # number of waits before each launch
     multiplies = kernels.function.codes_where(lambda one: family(one.name) == "matmul")[which]
     ops = operators_of(trace)
     if ops is None:
@@ -71,10 +71,10 @@ def kernel_trials(profile: Profile) -> Trials | None:
 
 
 def _runs(segment: Ints, multiplies: Bools, function: Ints) -> Ints:
-    """Return for each kernel the number of its run of trials, else UNKNOWN; for traces without operators.
+    """Return for each kernel the number of its run of trials, or UNKNOWN; for traces without operators.
 
-    Between two waits, a trial runs one product once or several times. Trials that follow each other form a run, also
-    of different products.
+    Between two waits, a trial runs one product once or several times. Trials that follow each other form a run, also of
+    different products.
     """
     codes, mine = np.unique(segment, return_inverse=True)
     low, high = np.full(len(codes), np.iinfo(np.int64).max), np.full(len(codes), -1)

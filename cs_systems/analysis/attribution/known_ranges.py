@@ -1,6 +1,6 @@
-"""Meaning of range names that are not in `range_names`: those a user maps, and those of known frameworks, as data.
+"""Meaning of range names that are not in `range_names`: mapped by the user, or used by known frameworks, as data.
 
-A range with such a name gets its meaning behind it, `my_fwd → forward`, in every table.
+Every table shows such a name with its meaning, as `my_fwd → forward`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cs_systems.readers.forms.trace import Trace
 
 BUILT_IN = Path(__file__).with_suffix(".toml")
 MEANINGS = (STEP, *PHASES, *PARTS)
-MOST_LISTED = 12  # ranges that a message names
+MOST_LISTED = 12  # number of ranges that a message lists
 NOTHING = Meaning(None, None, None)
 
 
@@ -34,7 +34,7 @@ class Habit(NamedTuple):
     names: tuple[str, ...]
 
     def matched(self, known: Iterable[str]) -> set[str]:
-        """Return the known names that the names are, or else those that they match as globs."""
+        """Return the known names that equal a name of this habit, or else match it as a glob."""
         known = set(known)
         found = set[str]()
         for name in self.names:
@@ -57,7 +57,7 @@ def mapped(options: Sequence[str]) -> list[Habit]:
 
 
 def read_habits(path: Path) -> list[Habit]:
-    """Return the habits in a file; raise ConfigError if it has not the form of `known_ranges.toml`."""
+    """Return the range names in a file; raise ConfigError unless it has the form of `known_ranges.toml`."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -108,7 +108,7 @@ def built_in() -> tuple[Habit, ...]:
 def with_habits(
     traces: Sequence[Trace], options: Sequence[str] = (), file: Path | None = None
 ) -> list[tuple[Trace, list[str]]]:
-    """Return (trace, notes) with the ranges' meaning behind their names.
+    """Return (trace, notes) for each trace, with the meaning appended to the names of ranges.
 
     Args:
         traces: The traces; a name of an option must be in one of them.
@@ -142,13 +142,14 @@ def _names(trace: Trace) -> set[str]:
 
 def _applied(trace: Trace, own: Sequence[Habit], habits: Sequence[Habit]) -> tuple[Trace, list[str]]:
     trace, _ = _renamed(trace, own, _names(trace))
-    # A name with a meaning of its own keeps it.
+    # a name with a meaning of its own keeps that meaning
     free = {name for name in _names(trace) if meaning(name) == NOTHING}
     wanted = [habit for habit in habits if not (habit.means in PHASES and are_marked(trace))]
     found = [habit for habit in wanted if habit.matched(free | set(map(general, free)))]
     phases = {habit.means for habit in found if habit.means in PHASES}
     if Phase.FORWARD in phases and Phase.BACKWARD not in phases and infers_backward(trace):
-        wanted = [habit for habit in wanted if habit.means not in PHASES]  # operators tell more than forward alone
+        # operators tell more than a range that marks only forward
+        wanted = [habit for habit in wanted if habit.means not in PHASES]
     trace, used = _renamed(trace, wanted, free)
     return trace, [
         f"ranges of {source} count as {', '.join(dict.fromkeys(h.means for h in used if h.source == source))}"
@@ -157,7 +158,7 @@ def _applied(trace: Trace, own: Sequence[Habit], habits: Sequence[Habit]) -> tup
 
 
 def _renamed(trace: Trace, habits: Sequence[Habit], names: set[str]) -> tuple[Trace, list[Habit]]:
-    """Return the trace with the meaning behind the names that a habit matches, and these habits."""
+    """Return the trace with meanings appended to the matching range names, and the habits that matched."""
     means: dict[str, str] = {}
     used = []
     for habit in habits:

@@ -25,21 +25,22 @@ class MemoryRange(TypedDict):
     allocated_bytes: float
     freed_bytes: float
     change_bytes: float
-    most_bytes: int  # in use meanwhile, above that in use when the step began; the largest of all steps
+    # highest memory in use in the range, minus the memory in use when the step began; largest of all steps
+    most_bytes: int
 
 
 class MemoryRangeRow(MemoryRange):
-    """Memory of a range with a block's prediction, in `memory_ranges`.
+    """Memory of a range, and for blocks the predicted memory, in `memory_ranges`.
 
-    Predicted: the bytes kept by a block's forward, and by which its backward changes the bytes in use. None in other
-    rows, and where the closed form of eager code without checkpoints does not hold.
+    Predicted: the bytes that a block's forward keeps, and the change of the bytes in use by its backward. None in other
+    rows, and for compiled code or checkpoints, which the formula does not cover.
     """
 
     predicted_bytes: int | None
 
 
 class MemoryRangesOf(TypedDict):
-    """Subject of `memory_ranges`, in `memory_ranges_of`: tensors, or the caching allocator's requests."""
+    """Requests that `memory_ranges` counts, in `memory_ranges_of`: of single tensors, or of the caching allocator."""
 
     sees: str
 

@@ -1,7 +1,7 @@
-"""Tables of a profile by module, for a trace with a table of modules: see `readers.forms.modules`.
+"""Tables of a profile by module, for traces with a table of modules (see `readers.forms.modules`).
 
-Times are those of one step. A module's time is that of every kernel launched in it or in a module inside it; its own
-time excludes the modules inside. FLOPs and kept memory are the record's: see `instrument.module_costs`.
+Times are those of one step. A module's time includes every kernel launched in it or in a nested module; its own time
+excludes nested modules. FLOPs and kept memory come from the record: see `instrument.module_costs`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ _OfClass = TypedDict("_OfClass", {"class": str})
 
 
 class Rates(TypedDict):
-    """Rate of FLOPs by the time, and its share of the device's peak."""
+    """Achieved rate of FLOPs, and its share of the device's peak."""
 
     achieved_flops_per_s: Annotated[float | None, Column("rate", drop=6)]
     ceiling_share: Annotated[float | None, Column("of ceiling")]
 
 
 class WorkRow(_OfClass, Rates):
-    """Time of modules in a step, and their FLOPs; None where a phase has no kernel in a module, or without a cost."""
+    """Time of modules in a step, and their FLOPs.
+
+    None if a phase has no kernel in a module, or without a known cost.
+    """
 
     forward_s: float | None
     backward_s: float | None
@@ -42,7 +45,7 @@ class WorkRow(_OfClass, Rates):
 
 
 class ClassRow(WorkRow):
-    """Class of modules, by the time outside of the modules inside them, in `classes`."""
+    """Class of modules with the time spent outside of nested modules, in `classes`."""
 
     modules: Annotated[int, Column("number")]
 
@@ -58,14 +61,14 @@ class BlockRow(WorkRow):
 
 
 class OwnTimes(TypedDict):
-    """Time outside of the modules inside, and its FLOPs."""
+    """Time outside of nested modules, and its FLOPs."""
 
     own_s: float
     own_flops: int | None
 
 
 class TreeRow(ClassRow, OwnTimes):
-    """Modules with one path but for the numbers of their blocks, in `tree`; sums over them."""
+    """Modules whose paths differ only in block numbers, in `tree`; values are sums over them."""
 
     module: Annotated[str, Column(beside=50)]
     part: str | None
@@ -77,7 +80,7 @@ class TreeRow(ClassRow, OwnTimes):
 class ModuleRow(BlockRow, OwnTimes):
     """Module of the model, in `modules`, in the order of the model."""
 
-    stack: str | None  # path of the list of blocks that it is in
+    stack: str | None  # path of the list of blocks that contains it
     layer: str
     part: str | None
     forward_flops: int | None
@@ -151,7 +154,7 @@ def _phases(profile: Profile) -> set[str]:
     f"module class modules part parameters {_TIMES} kept_bytes",
 )
 def tree(profile: Profile, costs: Costs = NO_COSTS) -> list[TreeRow]:
-    """Return the modules with the blocks of each list summed: `layers.*.attn`; those that take no time are left out."""
+    """Return the modules with the blocks of each list summed, as `layers.*.attn`; modules without time are left out."""
     groups: dict[str, list[ModuleRow]] = defaultdict(list)
     for row in modules(profile, costs):
         groups[_general(row)].append(row)
@@ -181,7 +184,7 @@ def tree(profile: Profile, costs: Costs = NO_COSTS) -> list[TreeRow]:
 
 
 def _general(row: ModuleRow) -> str:
-    """Return the module's path with a star for the number of its block."""
+    """Return the module's path with a star in place of the block number."""
     stack, path = row["stack"], row["path"]
     return (path or row["class"]) if stack is None else stack + re.sub(r"^(\.?)\d+", r"\1*", path[len(stack) :])
 
@@ -206,13 +209,14 @@ def blocks(profile: Profile, costs: Costs = NO_COSTS) -> list[BlockRow]:
             "calls_per_step": row["calls_per_step"],
         }
         for row in modules(profile, costs)
-        if row["stack"] is not None and re.fullmatch(r"\.?\d+", row["path"][len(row["stack"]) :])  # the block itself
+        # only the block itself, not the modules inside it
+        if row["stack"] is not None and re.fullmatch(r"\.?\d+", row["path"][len(row["stack"]) :])
     ]
 
 
 @table("classes of modules by their own time, per step", f"class modules {_TIMES}")
 def classes(profile: Profile, costs: Costs = NO_COSTS) -> list[ClassRow]:
-    """Return one row for each class of modules, by own time: the times of all classes add up."""
+    """Return one row for each class of modules, by own time, so that the times of all classes add up."""
     of_modules = modules(profile, costs)
     times: dict[tuple[str, str], float] = defaultdict(float)
     by_path, phases = {row["path"]: row for row in of_modules}, _phases(profile)
@@ -242,7 +246,7 @@ TABLES = by_name(tree, blocks, classes, modules)
 
 
 def notes(name: str, profile: Profile, rows: Sequence[Row]) -> list[str]:
-    """Return the notes under a table: the share of the time that belongs to a module, and how to read the times."""
+    """Return the notes under a table: the share of the time that belongs to modules, and how to read the times."""
     if not rows:
         return [why_nothing(profile) or "the trace has no table of modules"]
     in_module = sum(total.time_s for (_, place), total in profile.groups.items() if place.module is not None)
@@ -258,7 +262,7 @@ def notes(name: str, profile: Profile, rows: Sequence[Row]) -> list[str]:
 
 
 def why_nothing(profile: Profile) -> str | None:
-    """Return in one sentence why no kernel of forward or backward belongs to a layer; None if one does."""
+    """Return one sentence on why no kernel of forward or backward belongs to a layer; None if one does."""
     time: dict[bool, float] = defaultdict(float)
     for (_, place), total in profile.groups.items():
         if place.phase in PHASES or place.phase == UNATTRIBUTED:
@@ -291,7 +295,7 @@ def _with_ancestors(path: str) -> list[str]:
 
 
 def _flops(row: Mapping[str, Any] | None) -> int | None:
-    """Return the FLOPs of forward and backward together; of forward alone where there was no backward."""
+    """Return the FLOPs of forward and backward together; only those of forward if there was no backward."""
     known = [row[f"{phase}_flops"] for phase in PHASES if row.get(f"{phase}_flops") is not None] if row else []
     return sum(known) if known else None
 

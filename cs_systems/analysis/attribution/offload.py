@@ -14,13 +14,13 @@ from cs_systems.readers.forms.columns import Bools
 from cs_systems.readers.forms.trace import Copies
 
 LONG_S = 1e-3  # a shorter gap holds no update of a model
-LEAST_COPIES = 0.01  # share of the step in each direction; numbers for a log, or a batch of tokens, take less
-ALIKE = 4.0  # times; gradients and weights differ by their precision, outputs and the next batch by more
-MOST_OF_IT = 0.5  # of a gap
+LEAST_COPIES = 0.01  # share of the step in each direction; scalars for a log or a batch of tokens take less
+ALIKE = 4.0  # largest ratio; gradients and weights differ by precision, outputs and the next batch by more
+MOST_OF_IT = 0.5  # share of a gap
 
 
 class Offload(NamedTuple):
-    """Updates by the CPU in a mean step: their time without a kernel, and that of the copies down and up in it."""
+    """Updates by the CPU in a mean step: time without a kernel, and the time of the copies to the host and back."""
 
     time_s: float
     down_s: float
@@ -28,10 +28,10 @@ class Offload(NamedTuple):
 
 
 def offload(profile: Profile) -> Offload | None:
-    """Return the updates by the CPU of a mean step; None without any.
+    """Return the updates by the CPU in a mean step; None if there are none.
 
-    A gap without a kernel holds one if copies to the host come before copies to the device there, and if a range of the
-    optimizer covers most of it; without such a range, if the program trains and runs no optimizer on the device.
+    A gap without a kernel is an update if copies to the host precede copies to the device in it, and a range of the
+    optimizer covers most of it. Without such ranges, the program must train and run no optimizer on the device.
     """
     trace, device, steps = profile.trace, profile.devices[0], len(profile.steps)
     gaps, copies = profile.gaps[device], trace.copies.take(trace.copies.device == device)

@@ -1,4 +1,4 @@
-"""Table of a profile by operator and input shapes: host time, the time of the kernels launched in it, FLOPs, callers.
+"""Table of a profile by operator and input shapes: host time, time of the launched kernels, FLOPs, callers.
 
 A kernel belongs to the operators that were open on the launching thread when its launch began. The FLOPs are those of
 `formulas.operator_flops`.
@@ -25,24 +25,24 @@ from cs_systems.readers.forms.trace import Trace, steps_of
 class OperatorRow(TypedDict):
     """Operator with the shapes of its inputs, in `operators`.
 
-    Columns of kernels are None in a trace without kernels. Self time is without the operators inside.
+    Columns of kernels are None in a trace without kernels. Self time excludes nested operators.
     """
 
     operator: Annotated[str, Column(beside=60)]
-    shapes: str | None  # None where they were not recorded
+    shapes: str | None  # None if not recorded
     calls_per_step: Annotated[float, Column("calls", drop=8)]
     host_s: Annotated[float, Column("CPU", drop=2)]
     host_self_s: Annotated[float, Column("CPU self", drop=5)]
-    host_share: Annotated[float, Column("of wall", drop=3)]  # self time, of the step's wall time
+    host_share: Annotated[float, Column("of wall", drop=3)]  # self time as a share of the step's wall time
     kernels_per_step: float | None  # launched by the operator itself
     device_s: Annotated[float | None, Column("GPU", drop=1)]  # of the kernels launched in it
     device_self_s: Annotated[float | None, Column("GPU self")]
-    share: Annotated[float | None, Column(drop=9)]  # self time, of all kernel time
-    flops: float | None  # None where no formula is known
+    share: Annotated[float | None, Column(drop=9)]  # self time as a share of all kernel time
+    flops: float | None  # None if no formula is known
     formula: str | None
     # By the kernels' time; without kernels, by the host's.
     achieved_flops_per_s: Annotated[float | None, Column("rate", drop=6)]
-    # Innermost range around it that takes the most of its time.
+    # The innermost range around the operator; of several, the one with the most time.
     caller: Annotated[str | None, Column("called in", beside=60, drop=4)]
     callers: int
 
@@ -53,7 +53,7 @@ def operators_of(trace: Trace) -> Operators | None:
 
 
 def _by_host(trace: Trace) -> bool:
-    """Return whether operators computed on the host; on a machine with a GPU, their host time is that of launches."""
+    """Return whether operators computed on the host; with a GPU, their host time is only that of launches."""
     return not trace.kernels and not trace.devices
 
 
@@ -74,7 +74,7 @@ def operators(profile: Profile, costs: Costs = NO_COSTS) -> list[OperatorRow]:
     works = [_work(ops, code) for code in range(len(ops.signature.values))]
     group, names = _grouped(ops)
     caller, callers = _callers(ops, trace.ranges)
-    # The time of an operator inside its equal is in that of the outer one.
+    # an operator nested in one of the same group is included in the outer one's time
     outer = in_step & ~ops.within_equal(group)
 
     def summed(values: Floats, where: Ints) -> list[float]:
@@ -126,7 +126,7 @@ def operators(profile: Profile, costs: Costs = NO_COSTS) -> list[OperatorRow]:
 
 
 def flops_of_outermost(ops: Operators) -> Floats:
-    """Return the FLOPs of each operator with a formula, 0 for others and for those inside one with a formula."""
+    """Return the FLOPs of each operator with a formula; 0 for others, and for operators inside one with a formula."""
     works = [_work(ops, code) for code in range(len(ops.signature.values))]
     flops = np.array([0.0 if work is None else float(work.flops) for work in works])[ops.signature.codes]
     return np.where(ops.within(flops > 0), 0.0, flops)
@@ -138,7 +138,7 @@ def _work(ops: Operators, code: int) -> Work | None:
 
 
 def _launched(profile: Profile, ops: Operators) -> tuple[Floats, Floats]:
-    """Return (kernels, their time) that each operator launched itself, of the kernels in the steps."""
+    """Return (number of kernels, their time) that each operator itself launched in the steps."""
     kernels = profile.trace.kernels
     which = np.flatnonzero(steps_of(kernels.launched_s, profile.steps)[1] & ~np.isnan(kernels.launch_start_s))
     by = ops.at(kernels.thread[which], kernels.launch_start_s[which])
@@ -186,7 +186,7 @@ def _most(group: Ints, caller: Ints, time_s: Floats, groups: int) -> list[tuple[
     first, codes = distinct(group, caller)
     total = np.bincount(codes, time_s)
     counts = np.bincount(group[first], minlength=groups)
-    for pair in np.argsort(total, kind="stable").tolist():  # the last one counts
+    for pair in np.argsort(total, kind="stable").tolist():  # the last assignment wins
         number = int(group[first[pair]])
         found[number] = int(caller[first[pair]]), int(counts[number])
     return found
@@ -203,7 +203,7 @@ def largest(profile: Profile, costs: Costs = NO_COSTS) -> tuple[list[OperatorRow
 
 
 def notes(profile: Profile, rows: Sequence[Row]) -> list[str]:
-    """Return the notes under the table: what an operator's times include, and what the trace lacks."""
+    """Return the notes under the table: what an operator's times include, and what is missing in the trace."""
     trace = profile.trace
     if not rows:
         return [_why_nothing(trace)]

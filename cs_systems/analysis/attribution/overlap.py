@@ -1,7 +1,8 @@
 """Communication against computation on one rank, and waiting against transfer between ranks.
 
 In one rank's trace, by interval arithmetic: communication is hidden while a collective and computation run together (a
-kernel, a copy), and exposed while it runs alone. The device is idle while neither runs. Together they make up the step:
+kernel, a copy), and exposed while it runs alone. The device is idle while neither runs. The step is the sum of these
+times:
 
     step = compute + exposed + idle
 
@@ -13,8 +14,8 @@ The difference between a traced step on N ranks and one on one rank is exactly t
 - longer waits of the device for the host.
 
 In the traces of all ranks, a collective ends on all ranks at once and begins on each when that rank reaches it. The
-last rank to arrive does not wait, so its duration is the transfer; a longer duration on another rank includes waiting.
-Clocks differ between ranks, durations do not (`waiting`).
+last rank to arrive does not wait, so its duration is the transfer time; the longer durations of other ranks include
+waiting. Clocks differ between ranks, durations do not (`waiting`).
 
 A CPU trace has no kernels. There gloo's ranges are the communication, and the marked phases of the step, except those
 that communicate, are the computation, although a rank may also wait for a collective within a phase. Where no backward
@@ -63,7 +64,7 @@ class SkewRow(TypedDict):
 
     rank: int
     transfer_s: float | None
-    waiting_s: float | None  # for the other ranks
+    waiting_s: float | None  # waiting for the other ranks
 
 
 class RankOverlapRow(StreamTimes, SkewRow):
@@ -74,7 +75,7 @@ class Interval(TypedDict):
     """Interval to draw of one step's streams, from the step's start."""
 
     stream: str  # "compute" or "communication"
-    phase: str | None  # that launched the computation
+    phase: str | None  # phase that launched the computation
     start_s: float
     end_s: float
 
@@ -86,7 +87,7 @@ class StreamRow(Interval):
 
 
 class HostWork(NamedTuple):
-    """Computation of a trace without kernels; `phase` is UNATTRIBUTED for operators."""
+    """Computation in a trace without kernels; `phase` is UNATTRIBUTED for operators."""
 
     phase: Categorical[str]
     start_s: Floats
@@ -100,7 +101,7 @@ def host_work(trace: Trace) -> HostWork:
         marks = ranges.take(ranges.name.codes_where(lambda name: meaning(name).phase not in _NO_COMPUTATION))
         phases = [str(meaning(name).phase) for name in marks.name.values]
         return HostWork(Categorical(phases, marks.name.codes), marks.start_s, marks.end_s)
-    # An operator of ATen works also outside of those inside it; one of autograd may wait for a collective.
+    # An operator of ATen also works outside of nested operators; one of autograd may wait for a collective.
     computes = ops.innermost | ops.signature.codes_where(lambda one: one.name.startswith("aten::"))
     which = np.flatnonzero(computes & ~ops.signature.codes_where(lambda one: one.name.startswith(_SENDS)))
     nowhere = Categorical([UNATTRIBUTED], np.zeros(len(which), np.int64))
@@ -122,7 +123,7 @@ NOTHING = Intervals(np.empty(0), np.empty(0))
 
 
 def union(start_s: Floats, end_s: Floats) -> Intervals:
-    """Return what any of the intervals covers, in any order; intervals of zero length cover nothing."""
+    """Return the union of the intervals, given in any order; intervals of zero length cover nothing."""
     lasting = end_s > start_s
     order = np.argsort(start_s[lasting], kind="stable")
     start_s, end_s = start_s[lasting][order], end_s[lasting][order]
@@ -134,7 +135,7 @@ def union(start_s: Floats, end_s: Floats) -> Intervals:
 
 
 def intersection(a: Intervals, b: Intervals) -> Intervals:
-    """Return what both cover; where one begins as the other ends, rounding does not count as overlap."""
+    """Return the intersection of both; intervals that only touch do not overlap, in spite of rounding."""
     edges = np.unique(np.concatenate([*a, *b]))
     inside = _covers(a, edges[:-1]) & _covers(b, edges[:-1]) & (np.diff(edges) > ROUNDING_S)
     return union(edges[:-1][inside], edges[1:][inside])
@@ -208,7 +209,7 @@ def of_kernels(trace: Trace, chosen: Sequence[Step], device: int | None = None) 
 
 
 class _Work(NamedTuple):
-    """Intervals in any order, and the time at which the host launched each, which decides its step."""
+    """Intervals in any order, and the time at which the host launched each, which decides the step they belong to."""
 
     launched_s: Floats
     start_s: Floats
@@ -287,7 +288,7 @@ def skew_rows(ranks: Sequence[Sequence[Streams]]) -> list[SkewRow]:
 
 
 def median_step(found: Sequence[Streams]) -> int:
-    """Return the number of the step with the median duration; a sum of medians would not be the time of any step."""
+    """Return the number of the step with the median duration; a sum of medians would belong to no real step."""
     return sorted(range(len(found)), key=lambda number: found[number].row()["step_s"])[(len(found) - 1) // 2]
 
 
@@ -346,7 +347,7 @@ def _joined(intervals: Intervals, tolerance: float) -> list[tuple[float, float]]
 
 
 class Reconciled(TypedDict):
-    """Difference between two steps, timed and traced, and the three terms of the traced one."""
+    """Difference between two steps: timed, traced, and the three terms of the traced difference."""
 
     difference_s: Annotated[float, Column("longer", "longer: timed step minus that of one rank alone")]
     traced_difference_s: Annotated[
@@ -355,14 +356,14 @@ class Reconciled(TypedDict):
             "traced",
             "traced: the same under the profiler: exposed communication, slower computation and additional idle time",
         ),
-    ]  # other than difference_s by what the profiler and other programs do to the steps
+    ]  # profilers and other programs change the steps, so this may differ from difference_s
     exposed_s: float  # communication without computation
     slower_compute_s: Annotated[float, Column("compute")]
     waits_longer_s: Annotated[float, Column("idle")]
 
 
 def reconcile(several: StreamTimes, alone: StreamTimes, several_s: float, alone_s: float) -> Reconciled:
-    """Return why a step on several ranks takes `several_s` where the same step on one rank takes `alone_s`.
+    """Return the reasons why a step takes `several_s` on several ranks and `alone_s` on one rank.
 
     `several_s` and `alone_s` are times without a profiler; `several` and `alone` are the `median_row` of a traced step
     of each. All are in s.

@@ -1,4 +1,4 @@
-"""Time in which the device waits for the launches of a phase: the gaps before its kernels."""
+"""Time in which the device waits for the launches of one phase: the gaps before its kernels."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ the ranges open on the main thread at that time, and the layer from the first of
 
 Otherwise the layer is unattributed. Where no range marks forward or backward, `inferred_phases` gives the phases.
 
-A collective is in the layer `communication`. Outside of every phase it is also in the phase of that name, such as what
-DDP or FSDP send between backward and optimizer.
+A collective is in the layer `communication`. Outside of all phases, such as between backward and optimizer in DDP or
+FSDP, it is also in the phase `communication`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ NOTHING_OPEN: Timeline[str] = Timeline(np.empty(0), np.empty(0), ())
 
 
 def attribute(trace: Trace, route: SequenceRoute | None = None) -> Categorical[Place]:
-    """Return a Place for each kernel of the trace, in order; `route` is the trace's, where it is known already."""
+    """Return the Place of each kernel of the trace, in order.
+
+    `route` is the trace's sequence route if known already.
+    """
     kernels = trace.kernels
     found = places_at(trace.ranges, kernels.thread, kernels.launch_start_s, trace.modules)
     places = {place: n for n, place in enumerate(found.values)}
@@ -94,7 +97,7 @@ def places_at(ranges: Ranges, thread: Ints, time_s: Floats, modules: Modules | N
 
 
 def _layers_by_sequence(trace: Trace, route: SequenceRoute, places: dict[Place, int], codes: Ints) -> None:
-    """Give backward kernels without a layer that of their forward operator; update `codes` and add to `places`."""
+    """Give backward kernels without a layer the layer of their forward operator; update `codes` and `places`."""
     blind = [n for place, n in places.items() if (place.phase, place.layer) == (Phase.BACKWARD, UNATTRIBUTED)]
     which = np.flatnonzero(np.isin(codes, blind))
     found: dict[tuple[str, ...], int] = {}  # the ranges around the forward operator → the place
@@ -120,8 +123,8 @@ def main_thread(ranges: Ranges) -> int | None:
     return threads.most_common(1)[0][0] if threads else None
 
 
-# phase → phases that count instead of it where they are open inside it: `optimizer.step(closure)` runs a forward.
-# What backward computes again, in a range named forward, is backward.
+# phase → phases that count instead of it if they are open inside it: `optimizer.step(closure)` runs a forward.
+# Recomputation inside backward, in a range named forward, counts as backward.
 INSIDE: dict[str, tuple[str, ...]] = {
     Phase.FORWARD: (Phase.BACKWARD, Phase.OPTIMIZER),
     Phase.LOSS: (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER),
@@ -131,7 +134,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
 
 
 def phase_of(names: Iterable[str]) -> str:
-    """Return the phase that the names of open ranges, outermost first, mean together."""
+    """Return the phase that the names of the open ranges, outermost first, mean together."""
     found = UNATTRIBUTED
     for phase in filter(None, (meaning(name).phase for name in names)):
         if found == UNATTRIBUTED or phase in INSIDE.get(found, ()):

@@ -1,4 +1,4 @@
-"""Times of the matrix products of a step by their recorded shapes, and the least time that each could take."""
+"""Matrix products of a step by recorded shape: the measured time, and the least time that each could take."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from cs_systems.readers.forms.trace import steps_of
 
 # Operator → position of its two factors among its inputs. Convolutions are left out: their bytes depend on more.
 FACTORS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1}
-# Kernels without tensor cores, and those in fp64: other rules compare their precision with a shorter one.
+# Kernels without tensor cores, and fp64 kernels: other rules compare their precision with a lower one.
 ON_CUDA_CORES = re.compile(r"sgemm|simt|ffma|f32f32_f32f32|dgemm|d884|f64f64|<double", re.IGNORECASE)
 SHORT = re.compile(r"bf16|bfloat16|f16|half|nvjet_[ht]s", re.IGNORECASE)  # types of two bytes
-LEAST_RATE = 0.02  # share of the products' time; the rate of a shorter product is no limit for others
+LEAST_RATE = 0.02  # share of the products' time; the rate of rarer products is not used as a limit for the others
 SLOW_MEMORY = 1e12  # bytes/s; assumed for a device without a data sheet
 
 
@@ -61,7 +61,7 @@ def product_rates(profile: Profile) -> list[Product]:
         if (found := _sizes(signature.name, signature.shapes)) is None:
             continue
         one = sums[(signature.name, *found, 2 if short else 4)]
-        one[0] += number not in operators  # a product may take several kernels, such as with split k
+        one[0] += number not in operators  # a product may run several kernels, such as with split k
         one[1] += time_s
         operators.add(number)
     steps = len(profile.steps)

@@ -1,4 +1,4 @@
-"""Trace prepared for tables: its steps, the place of each kernel, and the sums over the steps."""
+"""Trace prepared for the tables: its steps, the place of each kernel, and sums over the steps."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from cs_systems.readers.forms.columns import Bools, Categorical, Ints, Ranges, d
 from cs_systems.readers.forms.trace import Function, Kernels, Step, Trace, steps_of, without_collector
 
 BY_PHASES = "no range is named step: a step is assumed to last from one forward to the last phase before the next"
-LEAST_LONGER = 0.01  # of a step: kernels that end later belong to its time
-MOST_NAMED = 5  # steps that a sentence lists
-RECORDING = "recording"  # the name of the only step, where nothing marks steps
+LEAST_LONGER = 0.01  # share of a step: kernels that end later belong to its time
+MOST_NAMED = 5  # number of steps that a sentence lists
+RECORDING = "recording"  # name of the only step if nothing marks steps
 WHOLE = "no range marks steps or phases: the whole recording counts as one step"
 
 
@@ -48,7 +48,7 @@ class StepKernels(NamedTuple):
 
 @dataclass(frozen=True)
 class Profile:
-    """Input of the tables; kernels launched outside of every step are in none of the sums.
+    """Input of the tables; kernels launched outside of the steps are in none of the sums.
 
     - `places`: the place of each kernel
     - `groups`: (kernel, place) → sum over all steps
@@ -63,9 +63,9 @@ class Profile:
     by_step: dict[tuple[int, int], StepKernels]
     gaps: dict[int, Gaps]
     notes: tuple[str, ...]
-    incomplete: str | None = None  # which kernels of which steps are missing by a fault, also the first of `notes`
-    why_no_blocks: str | None = None  # where the trace names no layer and repetition does not tell
-    how_layered: tuple[str, ...] = ()  # where its layers or modules were inferred
+    incomplete: str | None = None  # describes missing kernels and their steps after a fault; also the first of `notes`
+    why_no_blocks: str | None = None  # why there are no blocks, if the trace names no layer and repetition shows none
+    how_layered: tuple[str, ...] = ()  # how layers or modules were inferred, if they were
 
     @property
     def devices(self) -> list[int]:
@@ -94,7 +94,7 @@ class Profile:
 
     @property
     def kinds(self) -> dict[tuple[str, ...], int]:
-        """Number of steps by the phases that they have, the most frequent first; a step without any is of no kind."""
+        """Number of steps for each set of phases, the most frequent first; steps without a phase are not counted."""
         ordered = (tuple(phase for phase in PHASES if phase in times) for times in self.step_phases)
         return dict(Counter(kind for kind in ordered if kind).most_common())
 
@@ -105,7 +105,10 @@ class Profile:
 
     @property
     def layer_coverage(self) -> float:
-        """Share of kernel time without communication, which has no layer, that belongs to a layer or a named module."""
+        """Share of kernel time that belongs to a layer or named module.
+
+        Communication, which has no layer, is excluded.
+        """
         communication = self._share(place.layer == COMMUNICATION for _, place in self.groups)
         found = self._share(place.layer not in (UNATTRIBUTED, COMMUNICATION) for _, place in self.groups)
         return min(1.0, found / (1 - communication)) if found else 0.0
@@ -224,7 +227,7 @@ def profile(
 def restricted(
     profile: Profile, steps: Sequence[Step], windows: Sequence[Step] = (), device: int | None = None
 ) -> Profile:
-    """Return the profile of other steps of the same recording, such as some of its own; places and notes stay.
+    """Return the profile of a subset of steps of the same recording; places and notes are kept.
 
     windows: the times in which the device's idle time counts; by default those of the steps. device: the only one whose
     kernels count.
@@ -277,7 +280,7 @@ def find_steps(
 
 
 def _outermost(ranges: Ranges, *globs: str) -> list[Step]:
-    """Return the outermost ranges with one of the names, else those whose names match one of the globs."""
+    """Return the outermost ranges with one of the names; if there are none, those that match one of the globs."""
     names = {*ranges.name.values}
     exact = names & {*globs}
     steps: list[Step] = []
@@ -303,7 +306,8 @@ def _until_idle(kernels: Kernels, steps: Sequence[Step]) -> tuple[list[Step], in
     first, beyond = np.searchsorted(launched, begins, "left"), np.searchsorted(launched, ends, "right")
     alone = np.concatenate([[-math.inf], until])[first] <= begins
     done = np.concatenate([[-math.inf], until])[beyond]
-    following = np.nextafter(np.append(launched, math.inf)[beyond], -math.inf)  # what it launches stays outside
+    # work launched here stays outside of the step
+    following = np.nextafter(np.append(launched, math.inf)[beyond], -math.inf)
     following = np.minimum(following, np.append(begins[1:], math.inf))
     lasting = np.where(alone & (beyond > first), np.minimum(done, following), -math.inf)
     longer = lasting > ends + LEAST_LONGER * (ends - begins)
@@ -322,7 +326,7 @@ def _with_faults(trace: Trace, steps: Sequence[Step]) -> Bools:
 
 
 def _up_to_the_last_kernel(trace: Trace, step: Step) -> Step | None:
-    """Return the part of the only step that was recorded whole: most kernels, up to the last one; else None."""
+    """Return the only step cut after its last recorded kernel, if most kernels were recorded; else None."""
     kernels, lost_s = trace.kernels, trace.lost_launches
     inside = steps_of(kernels.launched_s, [step])[1]
     if inside.sum() <= len(lost_s) or zero_kernels(kernels).any() or lost_s.min() <= kernels.launched_s[inside].max():
@@ -331,7 +335,7 @@ def _up_to_the_last_kernel(trace: Trace, step: Step) -> Step | None:
 
 
 def _cut_short(trace: Trace) -> str:
-    """Return how many of the last launched kernels are missing, and what follows."""
+    """Return a sentence on how many of the last launched kernels are missing, and the consequence."""
     lost, launches = len(trace.lost_launches), len(trace.lost_launches) + len(trace.kernels)
     return (
         f"incomplete trace: the last {lost:,} of {counted(launches, 'launched kernel')} ({lost / launches:.1%}) are "
@@ -340,7 +344,7 @@ def _cut_short(trace: Trace) -> str:
 
 
 def _how_incomplete(trace: Trace, steps: Sequence[Step], faulty: Bools, *, are_left_out: bool) -> str:
-    """Return which kernels are missing or last 0 s, how many, where, and what follows."""
+    """Return a sentence on the kernels that are missing or last 0 s: how many, where, and the consequence."""
     kernels, inside = trace.kernels, [step for step in steps if faulty[step.number]]
     zero = kernels.launched_s[zero_kernels(kernels)]
     lost, zero = (time_s[steps_of(time_s, inside)[1]] for time_s in (trace.lost_launches, zero))
@@ -432,7 +436,7 @@ def _by_step(trace: Trace, number: Ints, which: Ints) -> dict[tuple[int, int], S
 
 
 def _names(trace: Trace) -> str:
-    """Return the names of the ranges for a hint; operators and modules only where there is nothing else."""
+    """Return the names of ranges for a hint; operators and modules only if there are no others."""
     found = Counter(map(general, trace.ranges.name))
     own = {name: count for name, count in found.items() if not _is_operator_or_module(trace, name)}
     found = Counter(own) or found

@@ -26,19 +26,19 @@ from cs_systems.readers.forms.trace import steps_of
 class RangeTreeRow(TypedDict):
     """Kernel time in a range of the program in one place, in `range_tree`; the share is of all kernel time."""
 
-    range: Annotated[str, Column(beside=55)]  # indented by its depth
+    range: Annotated[str, Column(beside=55)]  # indented by depth
     path: Annotated[str, Column(beside=50)]  # names from the outermost range on
     calls_per_step: Annotated[float, Column("kernels", drop=8)]  # kernels
     time_s: float
-    self_s: Annotated[float, Column("self time", drop=1)]  # without the ranges inside
+    self_s: Annotated[float, Column("self time", drop=1)]  # without nested ranges
     share: Annotated[float, Column(drop=9)]
-    idle_s: float | None  # when it was open on the host and no kernel ran; None for several devices
+    idle_s: float | None  # time when it was open on the host and no kernel ran; None for several devices
     flops: float | None  # of the operators with a formula
     achieved_flops_per_s: Annotated[float | None, Column("rate", drop=6)]
 
 
 class Path(NamedTuple):
-    """Ranges that are open together, outermost first; the first `outer` are those of the main thread."""
+    """Ranges that are open together, outermost first; the first `outer` of them are of the main thread."""
 
     names: tuple[str, ...]
     outer: int
@@ -50,7 +50,7 @@ class Path(NamedTuple):
     most=30,
 )
 def range_tree(profile: Profile, costs: Costs = NO_COSTS) -> list[RangeTreeRow]:
-    """Return one row for each path of ranges, a range before those inside it, the longest first; per step."""
+    """Return one row for each path of ranges, per step; a range comes before nested ranges, longest first."""
     calls: dict[tuple[str, ...], float] = defaultdict(float)
     total: dict[tuple[str, ...], float] = defaultdict(float)
     own: dict[tuple[str, ...], float] = defaultdict(float)
@@ -93,7 +93,7 @@ def _launched_in(profile: Profile) -> Iterator[tuple[Path, int, float]]:
 
 
 def _flops_in(profile: Profile) -> dict[tuple[str, ...], float]:
-    """Return path → FLOPs of the operators in the steps that ran in it, where some have a formula."""
+    """Return a map from path to the FLOPs of the operators that ran in it in the steps, if any has a formula."""
     found: dict[tuple[str, ...], float] = defaultdict(float)
     if (ops := operators_of(profile.trace)) is None:
         return found
@@ -109,7 +109,7 @@ def _flops_in(profile: Profile) -> dict[tuple[str, ...], float]:
 
 
 def _idle_in(profile: Profile) -> dict[tuple[str, ...], float] | None:
-    """Return path → time in the steps when its ranges were open and no kernel ran; None for several devices."""
+    """Return a map from path to the time in the steps when it was open and no kernel ran; None for several devices."""
     if len(profile.gaps) != 1:
         return None
     (gaps,) = profile.gaps.values()
@@ -124,7 +124,7 @@ def _idle_in(profile: Profile) -> dict[tuple[str, ...], float] | None:
         paths, codes = _open(ranges, thread, times[:-1])
         idle_s = np.bincount(codes, np.diff(np.interp(times, edges, until)), len(paths))
         for path, summed in zip(paths, idle_s.tolist(), strict=True):
-            # The main thread's own row has its time already.
+            # the row of the main thread includes its time already
             for depth in range(path.outer + 1, len(path.names) + 1):
                 found[path.names[:depth]] += summed
     return found

@@ -1,9 +1,9 @@
 """Kernels of forward passes that run again inside backward, because activations were checkpointed.
 
-Operators tell them where torch.profiler or emit_nvtx recorded these. Reentrant checkpoints run forward in a node of
-their own, `CheckpointFunctionBackward`. The others run it where a node unpacks its saved tensors: only there has an
-operator inside a node a sequence number of its own. So has the backward of a backward, which runs operators named so.
-Otherwise the names of kernels tell the share: those that only forward runs, such as a fused attention's.
+They are found by operators if torch.profiler or emit_nvtx recorded these. Reentrant checkpoints run forward in a node
+of their own, `CheckpointFunctionBackward`. Other checkpoints run it when a node unpacks its saved tensors: only then
+does an operator inside a node have its own sequence number. Double backward has such operators too, but their names say
+so. Without operators, the share is estimated from kernels that only forward runs, such as those of fused attention.
 """
 
 from __future__ import annotations
@@ -24,19 +24,22 @@ from cs_systems.readers.forms.trace import Trace, steps_of
 
 CHECKPOINT = re.compile(r"Checkpoint\w*Backward")
 NODE = re.compile(r"Backward\d*\b")
-FORWARD_ONLY = re.compile(r"fwd|forward", re.IGNORECASE)  # in the name of a kernel that has another for backward
-ONCE = ("attention", "softmax", "norm")  # families whose forward kernels no backward runs
+FORWARD_ONLY = re.compile(r"fwd|forward", re.IGNORECASE)  # marks a kernel whose backward has another name
+ONCE = ("attention", "softmax", "norm")  # families whose forward kernels never run in a backward
 
 
 class Recomputed(NamedTuple):
-    """Time of the recomputed kernels in a mean step; estimated: names tell only their share of forward's time."""
+    """Time of recomputed kernels in a mean step.
+
+    `estimated` if only kernel names show their share of forward's time.
+    """
 
     time_s: float
     is_estimated: bool = False
 
 
 def recomputed(profile: Profile) -> Recomputed:
-    """Return the recomputed kernels of a mean step."""
+    """Return the recomputed kernels in a mean step."""
     kernels = profile.trace.kernels
     if not len(kernels):
         return Recomputed(0.0)
@@ -71,7 +74,7 @@ def _in_checkpoints(trace: Trace, ops: Operators) -> Bools:
 
 
 def _in_nodes(trace: Trace) -> Bools:
-    """Return for each kernel whether an operator with a number of its own launched it inside a node of the graph."""
+    """Return for each kernel whether an operator with its own sequence number ran it inside a node of the graph."""
     ops, route = trace.ops, route_of(trace)
     if ops is None or route is None:
         return np.zeros(len(trace.kernels), bool)

@@ -18,7 +18,7 @@ from cs_systems.readers.forms.trace import Ops, Trace
 
 
 class SequenceRoute:
-    """Path from a kernel over its backward operator to the forward operator and the ranges open around that.
+    """Path from a kernel through its backward operator to the forward operator, and the ranges open around it.
 
     `innermost` is the index of the innermost operator that launched each kernel, `backward` that of the innermost
     backward operator; each is UNKNOWN where there is none.
@@ -28,7 +28,7 @@ class SequenceRoute:
         self._trace, self._ops = trace, ops
         self.innermost = self._open(np.ones(len(ops), bool))
         self.backward = self._open(ops.forward_thread != 0)
-        # Of the operators that share a number, the last is the innermost, which made the node.
+        # of operators with the same number, the last is the innermost, which created the node
         forward = np.flatnonzero(ops.forward_thread == 0)
         forward = forward[np.argsort(ops.start_s[forward], kind="stable")]
         self._forward: dict[int, dict[int, int]] = {}  # thread → sequence number → index
@@ -56,7 +56,7 @@ class SequenceRoute:
         return found
 
     def forward_numbers(self, kernels: Ints) -> list[tuple[int, int] | None]:
-        """Return (thread, sequence number) of the forward operator that launched each kernel, or made its backward."""
+        """Return (thread, sequence number) of each kernel's forward operator, directly or through its backward."""
         innermost, backward = self.innermost[kernels], self.backward[kernels]
         direct = zip(self._ops.thread[innermost].tolist(), self._ops.sequence[innermost].tolist(), strict=True)
         return [
@@ -75,7 +75,7 @@ class SequenceRoute:
     def _forward_threads(self) -> dict[int, int]:
         """Return a map from autograd's number of a thread to the thread itself.
 
-        It is the thread whose forward operators have the most of the sequence numbers; of equals, the first.
+        It is the thread whose forward operators have the most of these sequence numbers; the first of equal ones.
         """
         ops, which = self._ops, np.flatnonzero(self._ops.forward_thread != 0)
         votes: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Work of slow steps beyond a usual one, such as an evaluation after every tenth step."""
+"""Extra work of slow steps compared with usual ones, such as an evaluation in every tenth step."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from cs_systems.core.range_names import COMMUNICATION, meaning
 from cs_systems.readers.forms.columns import Range
 from cs_systems.readers.forms.trace import Kernels, Step, steps_of
 
-MOST_OF_IT = 0.5  # of the time of a slow step beyond a usual one
-NEARLY_ALL = 0.8  # of the kernels' time of a slow step beyond a usual one
-PASS = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)  # phases whose ranges name no work of a slow step alone
-UPDATE = (Phase.OPTIMIZER, Phase.CLIP, COMMUNICATION)  # phases of a step that ends an accumulation of gradients
+MOST_OF_IT = 0.5  # of the extra time of a slow step
+NEARLY_ALL = 0.8  # of the extra kernel time of a slow step
+PASS = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)  # phases whose ranges do not name the extra work of a slow step
+UPDATE = (Phase.OPTIMIZER, Phase.CLIP, COMMUNICATION)  # phases of a step that ends a gradient accumulation
 
 
 class Beyond(NamedTuple):
-    """Work of a slow step beyond a usual one.
+    """Extra work of a slow step compared with a usual one.
 
     Attributes:
         name: the range or function of the user that takes most of the time; "" if none does.
@@ -36,7 +36,7 @@ class Beyond(NamedTuple):
 
 
 def beyond(usual: Usual, apart: Apart) -> Beyond:
-    """Return what slow steps do that usual ones do not, by the mean of both."""
+    """Return the extra work of slow steps compared with usual ones, by the means of both."""
     more_s = apart.each_s - apart.usual_s
     phases = _more(_phase_times(usual, apart.windows), _phase_times(usual, usual.windows))
     kernels_s = sum(phases.values())
@@ -71,7 +71,8 @@ def _phase_times(usual: Usual, windows: Sequence[Step]) -> dict[str, float]:
 def _named_times(usual: Usual, windows: Sequence[Step]) -> dict[str, float]:
     """Return the time of the user's outermost ranges and functions in each window, by name, per window.
 
-    A range lasts until its kernels have ended, because the host may run ahead. One of several steps is left out.
+    A range lasts until its kernels have ended, because the host may run ahead. A range around several steps is left
+    out.
     """
     found: dict[str, float] = defaultdict(float)
     longest_s = max(window.end_s - window.start_s for window in windows)
@@ -101,6 +102,6 @@ def _extents(usual: Usual) -> Iterator[tuple[str, float, float]]:
 
 
 def _until(kernels: Kernels) -> tuple[np.ndarray, np.ndarray]:
-    """Return (launches in order, the time when all kernels up to each of them have ended)."""
+    """Return (launches in order, for each the time when all kernels up to it have ended)."""
     order = np.argsort(kernels.launched_s, kind="stable")
     return kernels.launched_s[order], np.maximum.accumulate(kernels.end_s[order])

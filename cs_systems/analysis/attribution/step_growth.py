@@ -1,4 +1,4 @@
-"""Growth of the time of kernels over the steps of a recording, by the name of the kernel."""
+"""Growth of kernel time over the steps of a recording, by kernel name."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from cs_systems.analysis.attribution.kernel_families import family, short_name
 from cs_systems.readers.forms.trace import Kernels, Step, steps_of
 
 LARGE = 0.05  # share of the first steps' kernels
-ALIKE = 0.5  # of the growth of all kernels; memory-bound kernels slow down less than products at a lower clock
-ENDS = 5  # parts of the steps of which the first and the last are compared
+ALIKE = 0.5  # share of the growth of all kernels; at a lower clock, memory-bound kernels slow down less than products
+ENDS = 5  # number of parts into which the steps are divided; the first and the last part are compared
 
 
 class Growing(NamedTuple):
-    """Kernel by its short name, its family, its time in the first steps, and how much longer the last run it, in s."""
+    """Kernel with its family, its time in the first steps, and how much longer it takes in the last, in s."""
 
     kernel: str
     family: str
@@ -39,7 +39,7 @@ def growing(kernels: Kernels, windows: Sequence[Step]) -> list[Growing]:
 
 
 def grows_alike(found: Sequence[Growing]) -> bool:
-    """Return whether all kernels of some time grow in proportion: the device became slower, not the work larger."""
+    """Return whether all larger kernels grow in proportion: then the device became slower, not the work larger."""
     first_s, more_s = sum(one.first_s for one in found), sum(one.more_s for one in found)
     large = [one for one in found if one.first_s >= LARGE * first_s]
     return len(large) > 1 and all(one.more_s * first_s >= ALIKE * more_s * one.first_s for one in large)

@@ -1,7 +1,7 @@
 """Tables of a profile.
 
 Times and calls are those of one step: the mean over the steps. A share is of all kernel time unless stated otherwise.
-`TABLES` holds each by its name; `notes` returns what a reader must know about one.
+`TABLES` holds each table by name; `notes` returns the notes under a table.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ from cs_systems.readers.forms.trace import Function, steps_of
 ALL = "all"
 DISAGREES = 0.03  # share of the wall clock; above it, a step's times disagree
 K = TypeVar("K")
-PRODUCTS = ("attention.scores", "attention.value")  # parts whose products are of attention itself, not projections
+# parts whose matrix products belong to attention itself, not to projections
+PRODUCTS = ("attention.scores", "attention.value")
 PHASES = (*(phase.value for phase in Phase), COMMUNICATION, *LOOP_PHASES, UNATTRIBUTED)
 
 
 class PerStep(TypedDict):
-    """Kernels of one step: the mean over the steps; the share is of all kernel time unless the table says otherwise."""
+    """Kernels of one step as means over the steps; the share is of all kernel time unless the table says otherwise."""
 
     calls_per_step: Annotated[float, Column("calls", drop=8)]
     time_s: float
@@ -88,7 +89,7 @@ class RatesRow(TypedDict):
     achieved_flops_per_s: Annotated[float | None, Column("rate", drop=6)]
     bytes: float | None
     achieved_bytes_per_s: Annotated[float | None, Column("traffic", drop=2)]
-    ceiling: Annotated[str | None, Column("bound by")]  # "compute" or "memory": the one that limits
+    ceiling: Annotated[str | None, Column("bound by")]  # the ceiling that limits: "compute" or "memory"
     ceiling_share: Annotated[float | None, Column("of ceiling")]  # of the limiting ceiling
 
 
@@ -100,7 +101,7 @@ class PhaseRow(PerStep, RatesRow):
 
 
 class PassesRow(PerStep):
-    """Kernel time by pass of the step; None if no kernel of that pass is attributed to any name."""
+    """Kernel time by pass; None if no kernel of the pass is attributed to any name."""
 
     forward_s: float | None
     backward_s: float | None
@@ -248,7 +249,7 @@ def families(profile: Profile, costs: Costs = NO_COSTS) -> list[FamilyRow]:
 
 
 def _whole_phases(rows: Sequence[PhaseRow]) -> Sequence[PhaseRow]:
-    """Return the rows of whole phases; none where there is only one."""
+    """Return the rows of whole phases; empty if there is only one phase."""
     whole = [row for row in rows if row["family"] == ALL]
     return whole if len(whole) > 1 else []
 
@@ -268,7 +269,7 @@ def phases(profile: Profile, costs: Costs = NO_COSTS) -> list[PhaseRow]:
         for name, total in [(ALL, by_phase[phase]), *sorted(parts.items(), key=lambda item: -item[1].time_s)]:
             per_step = _per_step(profile, total)
             rates = _rates(per_step["time_s"], costs.by_phase.get((phase, name)), costs.ceilings)
-            # Above the ceiling, other families computed a part of these FLOPs.
+            # above the ceiling, other families must have computed some of these FLOPs
             if name != ALL and rates["ceiling"] == "compute" and (rates["ceiling_share"] or 0) > 1:
                 rates = _rates(per_step["time_s"], None, costs.ceilings)
             rows.append({"phase": phase, "family": name, **per_step, **rates})
@@ -337,7 +338,7 @@ def parts(profile: Profile, costs: Costs = NO_COSTS) -> list[PartRow]:
     others = sorted({p.part for p in profile.places.values if p.part} - {*PARTS})
     order = [*PARTS, *others, "block"]
     found = _by_phase(profile, part, lambda name: (order.index(name), 0))
-    if [name for name, _ in found] == ["block"]:  # nothing tells the parts apart
+    if [name for name, _ in found] == ["block"]:  # nothing distinguishes the parts
         return []
     return [{"part": name, **passes} for name, passes in found]
 
@@ -351,7 +352,7 @@ def _by_phase(
         return None if (name := key(place)) is None else (name, place.phase)
 
     both = _summed(profile, lambda function, place: where(place))
-    # If no kernel of a phase is attributed to any name, each name's time in the phase is unknown, not 0.
+    # if no kernel of a phase is attributed to any name, each name's time in the phase is unknown, not 0
     split = {phase for name, phase in both if name != UNATTRIBUTED}
 
     def time_s(name: str, phase: Phase) -> float | None:
@@ -417,7 +418,7 @@ def host_gaps(profile: Profile, costs: Costs = NO_COSTS) -> list[HostGapRow]:
 
 @table("calls of the host that wait for the GPU, per step", most=10)
 def waits(profile: Profile, costs: Costs = NO_COSTS) -> list[WaitRow]:
-    """Return the calls that wait for the device, by place."""
+    """Return the calls that wait for the device, by calling place."""
     return wait_rows(profile.trace, profile.steps)
 
 
@@ -435,7 +436,7 @@ def ratio(profile: Profile, costs: Costs = NO_COSTS) -> list[RatioRow]:
     """Return the ratio of backward to forward, by kernel time and by wall time (the host's ranges).
 
     The two differ where the host limits the speed. Only steps with both phases count; without any, the row is missing.
-    A collective lasts while its rank waits for others: where a phase has some, a row leaves them out.
+    Collectives also last while a rank waits for others, so if a phase has some, an additional row excludes them.
     """
     rows: list[RatioRow] = []
     both = Phase.FORWARD, Phase.BACKWARD
@@ -480,7 +481,7 @@ def overlap(profile: Profile, costs: Costs) -> list[DeviceOverlapRow]:
     rows: list[DeviceOverlapRow] = []
     for device in profile.devices:
         total = Counter[str]()
-        if device in communicating:  # otherwise every sum is 0
+        if device in communicating:  # without communication every sum is 0
             for streams in of_kernels(profile.trace, profile.steps, device):
                 total.update(streams.row())
         rows.append(
@@ -514,7 +515,7 @@ def mean_step_s(rows: Sequence[Row]) -> float | None:
 
 
 def drawn_step(rows: Sequence[Row]) -> str:
-    """Return the step that the page's timeline begins with, and the mean of all, from `steps`; "" if there is only one.
+    """Return a line on which step the page's timeline opens with, and the mean of all; "" if there is only one step.
 
     It is the step with the median wall time (the shorter of two), as in `timeline.median_step`.
     """
@@ -528,7 +529,7 @@ def drawn_step(rows: Sequence[Row]) -> str:
 
 
 def notes(name: str, profile: Profile, rows: Iterable[Row]) -> list[str]:
-    """Return the notes under a table: its coverage, and warnings with their remedy."""
+    """Return the notes under a table: its coverage, and warnings with remedies."""
     rows = list(rows)
     found = []
     if name in ("phases", "layers", "parts", "attention"):
@@ -584,7 +585,7 @@ def _split(rows: Sequence[Row]) -> list[str]:
 
 
 def softmax_to_products(phase: str, rows: Sequence[Row]) -> list[str]:
-    """Return a note on softmax and the products of scores and value, and on all products of the layer."""
+    """Return a note that compares softmax with the products of scores and value, and with all products of the layer."""
     softmax = sum(row["time_s"] for row in rows if row["family"] == "softmax")
     products = [row for row in rows if row["family"] == "matmul"]
     within = sum(row["time_s"] for row in products if row["part"] in PRODUCTS)

@@ -1,7 +1,7 @@
 """Recorded steps of a profile as plain data for the page that draws them.
 
-Times are whole nanoseconds from the beginning of the first step that is drawn. Frequent items are stored as columns,
-and each text once, in a table that the columns index. Threads of the host are numbered, the main thread first.
+Times are whole nanoseconds from the beginning of the first step that is drawn. Events are stored as columns; each text
+is stored once, in a table that the columns index. Threads of the host are numbered, the main thread first.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from cs_systems.readers.forms.trace import Call, Copy, Function, Kernel, Step, T
 
 T = TypeVar("T")
 K = TypeVar("K")
-MOST_KERNELS = 250_000  # drawn: of more, the steps next to the one with the median wall time
-MOST_OPERATORS = 200_000  # drawn: of more, the longest
+MOST_KERNELS = 250_000  # most kernels drawn; of more steps, those next to the step with the median wall time
+MOST_OPERATORS = 200_000  # most operators drawn; of more, the longest
 
 
 class OverheadRow(TypedDict):
@@ -51,7 +51,7 @@ class CoverageRow(TypedDict):
 
 
 class NoteRow(TypedDict):
-    """Remark that a table needs, in `notes`; of the whole profile where the table is None."""
+    """Note under a table, in `notes`; about the whole profile if the table is None."""
 
     table: str | None
     note: str
@@ -68,11 +68,11 @@ class StepView(TypedDict):
     """Step that is drawn."""
 
     name: str
-    number: int  # from 0, of all steps of the trace
-    steps: int  # of the profile
+    number: int  # number of the step in the trace, from 0
+    steps: int  # number of steps in the profile
     start_ns: int
     wall_ns: int
-    end_ns: int  # of the step or its last kernel, whichever is later
+    end_ns: int  # end of the step or of its last kernel, whichever is later
     kernels: int
     kernel_ns: int
     no_phase_ns: int  # kernel time without a phase
@@ -114,10 +114,10 @@ class StreamView(Times):
     stream: int | None
     function: list[int]  # index in `functions`
     place: list[int]  # index in `places`
-    thread: list[int | None]  # that launched the kernel; None if not recorded, as the next two
+    thread: list[int | None]  # thread that launched the kernel; None if not recorded, like the next two
     launch: list[int | None]  # when the host began to launch the kernel
-    launching: list[int | None]  # duration of that call
-    graph: list[int]  # 1 in a CUDA graph
+    launching: list[int | None]  # duration of the launching call
+    graph: list[int]  # 1 if the kernel ran in a CUDA graph
 
 
 class CopiesView(Times):
@@ -159,7 +159,7 @@ class View(TypedDict):
 
     source: str
     profiler: str
-    incomplete: str | None  # which kernels are missing by a fault
+    incomplete: str | None  # description of missing kernels after a fault
     devices: dict[str, str]
     step: StepView
     steps: list[StepView]
@@ -204,12 +204,12 @@ def view(profile: Profile) -> View:
     own = within(profile, first.start_s, profile.steps[numbers[-1]].end_s)
     names, ranges, operators = Numbered[str](), Numbered[str](), Numbered[str]()
     functions, places = Numbered[Function](), Numbered[Place]()
-    for function, _ in profile.groups:  # also groups of other steps, which the tables name
+    for function, _ in profile.groups:  # also groups of steps that are not drawn, because the tables name them
         _ = names[function.name]
     main = main_thread(trace.ranges)
     threads = Numbered[int]() if main is None else Numbered({main: 0})
     ns = _since(first)
-    # Before the tables of names: they are numbered as they are used.
+    # filled before the tables of names, which are numbered on first use
     streams = _streams(own.kernels, functions, places, threads, ns)
     lanes: list[ThreadView] = [
         {
@@ -336,7 +336,7 @@ def drawn_steps(profile: Profile, median: int) -> list[int]:
 def within(profile: Profile, start_s: float, end_s: float) -> Within:
     """Return the events between two times of the host.
 
-    Kernels belong to the time in which they were launched; ranges, operators and calls to that in which they begin.
+    Kernels belong to the time in which they were launched; ranges, operators and calls to the time in which they begin.
     Only calls that can leave the device without work count: launches are drawn with their kernels. Copies belong to the
     time if they begin before its last kernel ends.
     """
@@ -366,7 +366,7 @@ def _longest(ranges: Sequence[Range], most: int) -> Sequence[Range]:
 
 
 def _steps(profile: Profile, numbers: Sequence[int], own: Within, ns: Callable[[float], int]) -> list[StepView]:
-    """Return the steps with the sums of their kernels: of those launched in the step, as in every table."""
+    """Return the steps with the sums of the kernels launched in each, as in every table."""
     steps = [profile.steps[number] for number in numbers]
     launched = [k.start_s if k.launch_start_s is None else k.launch_start_s for k, _ in own.kernels]
     found, inside = steps_of(np.array(launched), steps)

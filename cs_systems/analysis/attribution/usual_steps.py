@@ -1,10 +1,10 @@
 """Usual steps of a recording, which its conclusions are about; start-up, slow and periodic steps are set apart.
 
-A step's duration is here the time from the end of the kernels of the step before to the end of its own: so it is right
-for a host that runs ahead of the device, whose ranges are over long before the kernels run.
+A step's duration is here the time from the end of the previous step's kernels to the end of its own kernels. This is
+right also if the host runs ahead of the device, so that its ranges end long before the kernels run.
 
 A recording without marked steps is divided by the range that holds its kernels, by the runs of its optimizer, or by the
-repetition of its kernels; else it is one stretch, which begins when the start-up is over.
+repetition of its kernels; otherwise it is one stretch that begins after the start-up.
 """
 
 from __future__ import annotations
@@ -32,29 +32,30 @@ from cs_systems.readers.forms.columns import Range
 from cs_systems.readers.forms.trace import WHOLE_GRAPH, Kernels, Step, Trace, steps_of
 
 START_UP, PERIODIC, SLOW = "start-up", "periodic", "slow"
-SLOWER = 1.5  # times the usual step: a first step that takes longer was not warm
-COVERS = 0.9  # share of the kernels' time that the range of the repeated work holds
-ALIKE = 0.9  # share of kernels that are the same one period later
-PAUSE = 5.0  # times the median repetition
+SLOWER = 1.5  # times the usual step: a slower first step was not warm
+COVERS = 0.9  # share of the kernels' time inside the range of the repeated work
+ALIKE = 0.9  # share of kernels that are equal one period later
+PAUSE = 5.0  # times the median repetition; a longer stretch contains a pause
 FEWEST = 3  # occurrences that show a period
 LOADS = re.compile(r"ModuleLoad|LibraryLoad")  # calls that load kernels
 FIRST_LAUNCHES = "first kernel launches"
 NO_CALLS = "stretches without a CUDA call"
 LONGEST = 60  # characters of a name in a sentence
-LONG_CALL_S = 5e-3  # a launch takes some µs; one that lasts longer loads or compiles code first
-FIRST_CALL_S = 1e-3  # the same of the first launch of a kernel, and of calls of a recording that is cold throughout
+LONG_CALL_S = 5e-3  # a launch takes some µs; a longer one first loads or compiles code
+# the same limit for the first launch of a kernel, and for calls of a recording that is cold throughout
+FIRST_CALL_S = 1e-3
 LEAST_NAMED = 0.05  # share of the recording; shorter ranges before the usual work are not named
-START_UP_S = 5e-3  # a shorter time before the first launch is none
-COLD = 0.3  # share of the time in which first uses leave nothing to judge
-WHOLE_PROCESS = ("nsys", "rocprofv3")  # profilers that start the program, so that each recording has a start-up
-MOST_OF_IT = 0.5  # of the time of a slow step beyond the usual
-FIRST_HALF = 0.5  # of the kernels and of their time: a start-up that ends later leaves no usual stretch
+START_UP_S = 5e-3  # a shorter time before the first launch does not count as start-up
+COLD = 0.3  # share of the time that first uses take; above it, nothing usual is left to judge
+WHOLE_PROCESS = ("nsys", "rocprofv3")  # profilers that start the program, so that every recording includes its start-up
+MOST_OF_IT = 0.5  # of the extra time of a slow step
+FIRST_HALF = 0.5  # share of the kernels and of their time; if the start-up ends later, no usual stretch is left
 
 
 class Apart(NamedTuple):
-    """Steps that are not usual, and the time that they take beyond as many usual ones.
+    """Steps that are not usual, and their extra time compared with the same number of usual steps.
 
-    windows: each from the end of the kernels of the step before to the end of its own.
+    windows: each from the end of the previous step's kernels to the end of its own.
     """
 
     kind: str
@@ -81,10 +82,10 @@ class Usual:
         total_s: the time of all steps, or of the whole recording.
         start_up: the causes of the start-up with their times, the longest first, in words.
         is_cold: first uses go on until the end, so that no step is usual.
-        is_once: no work is known to repeat, so it is unknown whether this is how it usually runs.
+        is_once: no work repeats, so it is unknown whether the program usually runs like this.
         is_named: the program marks this work by ranges.
-        is_rest: it is what is left of such a range after its own start-up.
-        windows: the usual steps, each from the end of the kernels of the step before to the end of its own.
+        is_rest: it is the rest of such a range after its start-up.
+        windows: the usual steps, each from the end of the previous step's kernels to the end of its own.
     """
 
     profile: Profile
@@ -103,7 +104,7 @@ class Usual:
 
 def usual_steps(profile: Profile) -> Usual:
     """Return the usual steps of a profile, as far as its recording distinguishes them."""
-    if len(profile.devices) > 1:  # what limits a step is judged on the device that works most
+    if len(profile.devices) > 1:  # the limits of a step are judged on the busiest device
         profile = restricted(profile, profile.steps, device=busiest(profile))
     if [step.name for step in profile.steps] != [RECORDING]:
         return _of_steps(profile)
@@ -154,7 +155,7 @@ def _restricted(profile: Profile, steps: Sequence[Step], windows: Sequence[Step]
 
 
 def _of_process(trace: Trace, whole: Step) -> Step:
-    """Return the time of the process: it opens its context before it launches, and reads results after its kernels."""
+    """Return the step, extended to all calls and copies: before the first launch, and after the last kernel."""
     calls, copies = trace.calls, trace.copies
     ends = max(whole.end_s, calls.end_s.max(initial=-math.inf), copies.end_s.max(initial=-math.inf))
     return whole._replace(start_s=min(whole.start_s, calls.start_s.min(initial=math.inf)), end_s=ends)
@@ -169,9 +170,9 @@ def busiest(profile: Profile) -> int:
 
 
 def paced(profile: Profile) -> list[Step]:
-    """Return each step from the end of the kernels of the step before to the end of its own.
+    """Return each step from the end of the previous step's kernels to the end of its own.
 
-    The first step, and one that begins long after the one before, begin with their ranges.
+    The first step, and a step that begins long after the previous one, begin with their ranges.
     """
     ends: dict[int, float] = {}
     for (number, _), kernels in profile.by_step.items():
@@ -187,7 +188,7 @@ def paced(profile: Profile) -> list[Step]:
 
 
 def _of_steps(profile: Profile, name: str = "") -> Usual:
-    """Set apart the first steps that are slow, and those of a slower kind."""
+    """Set apart slow first steps, and steps of a slower kind."""
     windows, count = paced(profile), len(profile.steps)
     lasted = [window.end_s - window.start_s for window in windows]
     total_s = math.fsum(lasted)
@@ -248,7 +249,7 @@ def _of_steps(profile: Profile, name: str = "") -> Usual:
 
 
 def _loads(trace: Trace, one: Apart) -> bool:
-    """Return whether first uses, which load code, take most of the time of these steps beyond the usual."""
+    """Return whether first uses, which load code, take most of the extra time of these steps."""
     lost_s = 0.0
     for window in one.windows:
         calls = long_calls(trace, window.start_s, window.end_s)
@@ -257,7 +258,7 @@ def _loads(trace: Trace, one: Apart) -> bool:
 
 
 def _named(steps: Sequence[Step], count: int, name: str) -> str:
-    """Return the steps' numbers: "steps 1–14 of 15"; without the numbers where they are in several stretches."""
+    """Return the steps by number: "steps 1–14 of 15"; only their count if the numbers are not consecutive."""
     numbers = [step.number for step in steps]
     what = name or "steps"
     if numbers[-1] - numbers[0] + 1 == len(numbers):
@@ -268,7 +269,10 @@ def _named(steps: Sequence[Step], count: int, name: str) -> str:
 
 
 def _found(profile: Profile) -> tuple[list[Step], str, bool]:
-    """Return (steps, their name, whether ranges mark them) of a recording without steps; no steps if nothing does."""
+    """Return (steps, their name, whether ranges mark them) for a recording without marked steps.
+
+    No steps if none are found.
+    """
     finders = ((_by_range, True), (_by_optimizer, True), (_by_repetition, False), (_by_rhythm, False))
     for find, is_named in finders:
         steps, name = find(profile.trace)
@@ -278,7 +282,7 @@ def _found(profile: Profile) -> tuple[list[Step], str, bool]:
 
 
 def _by_range(trace: Trace) -> tuple[list[Step], str]:
-    """Return the occurrences of the user's range that holds the kernels: the most frequent one, else the shortest."""
+    """Return the occurrences of the user's range that contains the kernels: the most frequent, else the shortest."""
     by_name: dict[str, list[Range]] = defaultdict(list)
     whole_s = float((trace.kernels.end_s - trace.kernels.start_s).sum())
     for each in trace.ranges.named(lambda name: not is_operator(name) and not _is_module(trace, name)):
@@ -310,7 +314,10 @@ def _by_optimizer(trace: Trace) -> tuple[list[Step], str]:
 
 
 def _by_repetition(trace: Trace) -> tuple[list[Step], str]:
-    """Return the stretches after which the sequence of kernels repeats: from a kernel that runs once in each."""
+    """Return the stretches after which the kernel sequence repeats.
+
+    Each begins with a kernel that runs once per stretch.
+    """
     kernels = trace.kernels
     order = np.argsort(kernels.launched_s, kind="stable")
     names: dict[str, int] = {}
@@ -343,11 +350,11 @@ def _by_repetition(trace: Trace) -> tuple[list[Step], str]:
 
 
 def _without_pauses(kernels: Kernels, begins: Sequence[float], ends: Sequence[float]) -> list[float]:
-    """Return the ends of repetitions, without a pause between two runs of the program, which is of no step."""
+    """Return the ends of repetitions, each before a pause between two runs of the program, which belongs to no step."""
     lasted = np.subtract(ends, begins)
     long = np.flatnonzero(lasted > PAUSE * np.median(lasted)).tolist()
     shorter = [*ends]
-    for number in long if len(long) < FEWEST else []:  # more of them are steps that do something else
+    for number in long if len(long) < FEWEST else []:  # three or more such stretches are steps that do something else
         own = (kernels.launched_s >= begins[number]) & (kernels.launched_s < ends[number])
         shorter[number] = min(ends[number], float(kernels.end_s[own].max()))
     return shorter
@@ -371,10 +378,10 @@ def _by_rhythm(trace: Trace) -> tuple[list[Step], str]:
 
 
 def _warm(trace: Trace, window: Step) -> tuple[Step, bool]:
-    """Return the window from the end of its start-up on, to the end of its kernels, and whether it is cold throughout.
+    """Return the window from the end of its start-up to the end of its kernels, and whether it is cold throughout.
 
-    The time before its first launch is of no step, unless kernels already ran when the recording began. The start-up
-    ends with the last launch that loads code, if most kernels follow it and most of their time.
+    The time before its first launch belongs to no step, unless kernels already ran when the recording began. The
+    start-up ends with the last launch that loads code, if most kernels follow it and most of their time.
     """
     kernels = trace.kernels
     inside = steps_of(kernels.launched_s, [window])[1]
@@ -408,7 +415,7 @@ def _warm(trace: Trace, window: Step) -> tuple[Step, bool]:
 
 
 def _first_uses(trace: Trace, from_s: float, to_s: float) -> dict[str, float]:
-    """Return the time of long calls of a recording that is cold throughout, and of silence until the last of them."""
+    """Return the time of long calls in a recording that is cold throughout, and of silence up to the last of them."""
     calls = long_calls(trace, from_s, to_s, FIRST_CALL_S)
     own = trace.calls.where(_is_of_host)
     long = (own.start_s >= from_s) & (own.start_s < to_s) & (own.end_s - own.start_s > FIRST_CALL_S)
@@ -419,10 +426,9 @@ def _first_uses(trace: Trace, from_s: float, to_s: float) -> dict[str, float]:
 
 
 def long_calls(trace: Trace, from_s: float, to_s: float, least_s: float = LONG_CALL_S) -> dict[str, float]:
-    """Return the time of calls that load code, or keep an idle device waiting for long, the longest first.
+    """Return the time of calls that load code or keep an idle device waiting for long, the longest first.
 
-    A copy or a wait for the device is none of them, nor a launch that waits for room in the queue: while these last,
-    the device works.
+    Copies, waits for the device, and launches that wait for room in the queue are left out: the device works meanwhile.
     """
     calls = trace.calls.take((trace.calls.start_s >= from_s) & (trace.calls.start_s < to_s))
     loads = calls.name.codes_where(LOADS.search)
@@ -451,7 +457,7 @@ def ranges_before(trace: Trace, until_s: float, least_s: float) -> list[Range]:
 
 
 def _times(ranges: Sequence[Range]) -> dict[str, float]:
-    """Return the time of ranges by their name, in words, the longest first."""
+    """Return the time of ranges by name, as text, the longest first."""
     found: dict[str, float] = defaultdict(float)
     for each in ranges:
         found[f"range {within(general(each.name), LONGEST)!r}"] += each.end_s - each.start_s
@@ -468,7 +474,7 @@ def _silent_s(trace: Trace, from_s: float, until_s: float, ranges: Sequence[Rang
 
 
 def whole_graph_share(profile: Profile) -> float:
-    """Return the share of kernel time in CUDA graphs of which only the whole was recorded."""
+    """Return the share of kernel time in CUDA graphs that were recorded only as a whole."""
     whole_s = sum(
         total.time_s for (function, _), total in profile.groups.items() if function.name.startswith(WHOLE_GRAPH)
     )

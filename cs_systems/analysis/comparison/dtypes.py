@@ -11,7 +11,7 @@ from cs_systems.core.tables import Column, Tables, table
 from cs_systems.formulas.rounding import AutocastContext, ModuleDtypes
 
 AUTOCAST = {Precision.BF16: "bfloat16", Precision.FP16: "float16", Precision.FP8: "bfloat16"}
-FP8_LAYER = "Fp8Linear"  # of cs_systems.model.training.fp8
+FP8_LAYER = "Fp8Linear"  # the layer of cs_systems.model.training.fp8
 SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
 LOW = frozenset(AUTOCAST.values())
 
@@ -56,7 +56,7 @@ def dtypes(
 
     The logits are the output of the first module called.
 
-    on_cuda, loss_on_cuda: those of the same step as CUDA's autocast would run it, if it ran on a CPU.
+    on_cuda, loss_on_cuda: dtypes of the same step under CUDA's autocast, if the step ran on a CPU.
     """
     outputs_on_cuda = {row["module"]: _joined(row["outputs"]) for row in on_cuda}
     rows: list[DtypeRow] = [
@@ -82,7 +82,7 @@ def dtypes(
 
 
 def _of_tensor(what: str, outputs: str | None, gradients: str | None, on_cuda: str | None) -> DtypeRow:
-    """Return the row of a tensor that is not a module's: only its own dtype and its gradient's are known."""
+    """Return the row of a tensor that belongs to no module: only its own dtype and its gradient's are known."""
     return {
         "what": what,
         "type": None,
@@ -110,12 +110,12 @@ def _cast(row: ModuleDtypes) -> str | None:
 
 
 def recorded(results: Tables) -> list[DtypeRow]:
-    """Return the rows of a record; those of earlier versions have no dtypes on CUDA."""
+    """Return the rows of a record; records of earlier versions have no dtypes on CUDA."""
     return [{**row, "on_cuda": row.get("on_cuda")} for row in dtypes.of(results)]
 
 
 def collapsed(rows: Sequence[DtypeRow]) -> list[DtypeRow]:
-    """Return the rows with those that differ only in their block's number merged: `layers.0–11.attn`.
+    """Return the rows, with those that differ only in the block number merged: `layers.0–11.attn`.
 
     A merged row takes the place of its first row.
     """
@@ -174,7 +174,7 @@ def contradiction(
 
 
 def _without_effect(asked: str, device: str, name: str, contexts: Sequence[AutocastContext]) -> str:
-    """Return why no module was called under autocast, although some context may have been entered."""
+    """Return the reason why no module ran under autocast, although a context may have been entered."""
     own = [context for context in contexts if context["device"] == device]
     if any(context["enabled"] for context in own):
         return f"autocast was entered for {device}, but {name} was called outside of it, in its parameters' dtype"

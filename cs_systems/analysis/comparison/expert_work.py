@@ -1,4 +1,4 @@
-"""Imbalance of a job's experts: by the tokens that all-to-alls bring to each rank, or by the computation between them.
+"""Imbalance of a job's experts, by the tokens that all-to-alls bring to each rank, or by the computation in between.
 
 A layer of experts computes between two all-to-alls: one brings the tokens, the next sends the results back.
 """
@@ -19,16 +19,16 @@ from cs_systems.analysis.comparison.late_ranks import UNEVEN, received
 if TYPE_CHECKING:
     from cs_systems.analysis.comparison.ranks import Merged, Rank
 
-SAME_ELSEWHERE = 1.1  # times the mean of all ranks; a rank on a slower GPU takes longer in all of its work
-COUNTS = 0.01  # of the largest all-to-all; a smaller one sends the numbers of tokens alone
+SAME_ELSEWHERE = 1.1  # times the mean of all ranks; above it the rank's GPU is slower in all work
+COUNTS = 0.01  # share of the largest all-to-all; a smaller one sends only token counts
 ALL_TO_ALL = "all_to_all"
 
 
 def imbalance(job: Merged, rank: int) -> str | None:
-    """Return in words how unevenly a rank's experts are used; None if they are not, or nothing tells.
+    """Return a phrase on how unevenly a rank's experts are used; None if they are not, or if it is unknown.
 
-    Where the sizes of the all-to-alls are alike or unknown, the computation between two of them tells: it is longer on
-    this rank, while the rest of its computation takes about as long as on the others.
+    If the sizes of the all-to-alls are equal or unknown, the computation between two of them is compared: it is longer
+    on this rank, while the rest of its computation takes about as long as on the others.
     """
     if found := tokens(job):
         times = found.get(rank, 0) * len(found) / sum(found.values())
@@ -41,7 +41,7 @@ def imbalance(job: Merged, rank: int) -> str | None:
 def tokens(job: Merged) -> Mapping[int, int]:
     """Return the elements that each rank receives in uneven all-to-alls, which bring tokens to experts.
 
-    The all-to-all that sends them back is even, where the ranks have batches of equal size.
+    The all-to-all that sends them back is even if the ranks have batches of equal size.
     """
     found = Counter[int]()
     for match in job.matches:
@@ -52,7 +52,7 @@ def tokens(job: Merged) -> Mapping[int, int]:
 
 
 def _of_computation(job: Merged, rank: int) -> float:
-    """Return how many times the mean of all ranks a rank computes in the experts; 0 if it differs elsewhere too."""
+    """Return a rank's time in the experts, as a multiple of the mean of all ranks; 0 if its other work differs too."""
     largest = max((match.any.size_bytes or 0 for match in job.matches if match.any.name == ALL_TO_ALL), default=0)
     if not all(sum(_is_of_tokens(call, largest) for call in one.collectives) > 1 for one in job.ranks):
         return 0.0
@@ -69,7 +69,7 @@ def _is_of_tokens(call: Collective, largest: int) -> bool:
 
 
 def _between(one: Rank, largest: int) -> tuple[float, float]:
-    """Return a rank's computation after every other all-to-all and after the rest: one of the two is the experts'."""
+    """Return a rank's computation after every other all-to-all, and the rest: the experts are in one of the two."""
     calls = sorted(
         (call for call in one.collectives if _is_of_tokens(call, largest)), key=lambda call: (call.start_s, call.end_s)
     )

@@ -1,14 +1,14 @@
-"""Remedies for a rank that the others wait for, by the kind of work that it does longer than they do."""
+"""Remedies for a rank that the others wait for, by the kind of work in which it takes longer."""
 
 SAME_WORK = "give each rank the same work"
 SAME_TOKENS = "give each rank as many tokens: batches of equal size, sequences of equal length, balanced experts"
 SAME_LOAD = "give each rank as many tokens, and compare the hosts' load"
 SAME_DATA = "look for what makes its data slow: its files, its workers, its share of the data"
 SAME_HOST = "let all ranks do this work, or none in the step"
-UNEVEN = 1.2  # times the mean tokens of all ranks; routers keep experts about that even
+UNEVEN = 1.2  # times the mean tokens of all ranks; routers balance experts to about this
 EXPLAINS = 0.5  # share of the lost time that one kind of work must take to be its cause
 
 
 def received(times: float) -> str:
-    """Return in words how many of the tokens a rank's experts get, as a multiple of the mean."""
+    """Return a phrase on the tokens that a rank's experts receive, as a multiple of the mean."""
     return f"receives {times:.2g} times the mean of all ranks in all-to-all"

@@ -1,4 +1,4 @@
-"""Tables of what a recorded loop did besides its phases: own Python, slow steps, growth, padding, and its outcome.
+"""Tables of observations about a recorded loop other than its phases: own Python, slow steps, growth, padding, outcome.
 
 A recorder fills them, and the rules of diagnosis read them.
 """
@@ -10,55 +10,56 @@ from typing import Annotated, TypedDict
 from cs_systems.analysis.comparison.loop_time import LoopTimeRow
 from cs_systems.core.tables import Column, Table
 
-# As functions: Python's own, wherever it runs, and what surrounds the calls that begin a phase, such as hooks.
+# Shown like functions: Python's collector, wherever it runs, and code around the calls that begin a phase, such as
+# hooks.
 COLLECTOR, CALLS = "garbage collector", "calls of phases"
-OTHER, BETWEEN = "other", "between"  # phases of the time in no phase: inside a step, and between two steps
+OTHER, BETWEEN = "other", "between"  # phases for the time outside of every phase: inside a step, and between two steps
 OTHER_PHASES = (OTHER, BETWEEN)
-WITHOUT_GRADIENTS = "forward without gradients"  # forward of evaluation and of rollouts, in samples of the stack
+WITHOUT_GRADIENTS = "forward without gradients"  # forward passes of evaluation and rollouts, in samples of the stack
 
 
 class OwnPythonRow(TypedDict):
-    """Function of the program's own in the usual steps, by samples of the stack in steps after the timing."""
+    """Function of the program's own code in the usual steps, from samples of the stack in steps after the timing."""
 
     phase: str
     function: str  # "" for the body of a script
-    place: str  # its line with the most time: `train.py:12`
+    place: str  # the line with the most time: `train.py:12`
     calls: str | None  # the function called there, such as `time.sleep`; None if it calls none
     time_s: float  # per step
     share: float  # of the phase's samples
     samples: int
-    feeds_model: bool  # it makes what the model is then given
+    feeds_model: bool  # its result is an input of the model
 
 
 class SlowStepsRow(TypedDict):
-    """Kind of steps that take longer than the usual ones, and the own function in which they spend the difference."""
+    """Kind of steps that are slower than the usual ones, and the own function that takes most of the extra time."""
 
     every: int | None
     steps: int
     median_s: float
     usual_s: float  # the median of the usual steps
-    extra_s: float  # time of all these steps above the usual
-    total_s: float  # of the whole loop, without waits for a core
-    function: str | None  # None: no such step was sampled
+    extra_s: float  # extra time of all these steps
+    total_s: float  # time of the whole loop, without waits for a core
+    function: str | None  # None if no such step was sampled
     place: str | None
     calls: str | None
-    place_share: float | None  # of the samples, in this function
-    without_gradients: bool  # most of the difference is forward passes without gradients
+    place_share: float | None  # share of the samples that are in this function
+    without_gradients: bool  # forward passes without gradients take most of the extra time
     sampled: int  # number of these steps that were sampled
 
 
 class CollectionRow(TypedDict):
-    """Time of Python's garbage collector in the recorded steps; the place where most of it began."""
+    """Time of Python's garbage collector in the recorded steps, and the place where most collections began."""
 
     steps: int
     collections: int
     time_s: float  # of all steps
-    in_steps: int  # the fewest steps with nine tenths of it
+    in_steps: int  # smallest number of steps that hold nine tenths of it
     longest_s: float
-    total_s: float  # of the steps
+    total_s: float  # total time of the steps
     function: str | None
     place: str | None
-    is_called: bool  # the program calls gc.collect there
+    is_called: bool  # whether the program calls gc.collect there
 
 
 class GrowthRow(TypedDict):
@@ -72,26 +73,26 @@ class GrowthRow(TypedDict):
     kept: str | None  # the name of a container that grows in step with it, such as `outs`
     kept_tensors: str | None  # its elements: "tensors with their graphs", "tensors in storages of 1 MiB", "objects" …
     place: str | None  # the line that appends to it
-    phase: str | None  # of step time: the phase that grows most
+    phase: str | None  # for step time: the phase that grows most
 
 
 class SlowStartRow(TypedDict):
     """First steps of a loop, which take much longer than all later ones."""
 
     steps: int
-    timed: int  # of them, those that were timed
+    timed: int  # number of these steps that were timed
     each_s: float  # median
     later_s: float  # median of the later steps
-    extra_s: float  # time of all first steps above that of later ones
-    total_s: float  # of the whole loop, without waits for a core, compilation, and what the sampler adds
-    phase: str | None  # with most of the difference; None if no later step was timed
+    extra_s: float  # extra time of all first steps
+    total_s: float  # time of the whole loop, without waits for a core, compilation, and sampling
+    phase: str | None  # phase with most of the extra time; None if no later step was timed
 
 
 class PaddingRow(TypedDict):
     """Share of the models' inputs that is padding."""
 
     share: float
-    steps: int  # in which it was seen
+    steps: int  # number of steps in which it was seen
     basis: str  # "tokens" given to step(), or "filler" at the ends of rows
     shape: str  # of the last input, such as `8 × 250`
     filler: Annotated[int | None, Column(signed=True)]
@@ -106,9 +107,9 @@ class OutcomeRow(TypedDict):
     optimizer_steps: int | None
     first_scale: float | None
     last_scale: float | None
-    losses: int  # of the warm-up and the timed steps; 0 if they are unknown
-    early_loss: Annotated[float | None, Column(signed=True)]  # the largest of the first quarter
-    late_loss: Annotated[float | None, Column(signed=True)]  # the smallest of the last quarter
+    losses: int  # number of losses in warm-up and timed steps; 0 if unknown
+    early_loss: Annotated[float | None, Column(signed=True)]  # largest loss of the first quarter
+    late_loss: Annotated[float | None, Column(signed=True)]  # smallest loss of the last quarter
 
 
 class UpdatesRow(TypedDict):
@@ -116,15 +117,15 @@ class UpdatesRow(TypedDict):
 
     optimizer: str
     parameters: int
-    steps: int  # that were looked at
-    again: int  # of them, those after another one that was looked at
-    stale: int  # of these, with gradients that also an earlier step had used
-    cleared: int  # of them, with gradients that were cleared after their backward pass
-    missing: int  # of them, without any gradient
-    zero: int  # of them, with gradients that are all zero
-    learning_rate: float | None  # the largest of its groups
-    dtype: str | None  # of its parameters, if they have the same
-    compared_steps: int  # steps of the loop between two looks at the weights
+    steps: int  # steps that were observed
+    again: int  # of these, steps that follow another observed step
+    stale: int  # of these, steps with gradients that an earlier step had used already
+    cleared: int  # of these, steps with gradients that were cleared after their backward pass
+    missing: int  # of these, steps without any gradient
+    zero: int  # of these, steps whose gradients are all zero
+    learning_rate: float | None  # largest of the parameter groups
+    dtype: str | None  # of the parameters, if all have the same
+    compared_steps: int  # number of steps between two readings of the weights
     compared: int  # parameters that were compared
     changed: int
 
@@ -132,39 +133,39 @@ class UpdatesRow(TypedDict):
 class UnusedPassesRow(TypedDict):
     """Backward passes with gradients that were cleared before an optimizer used them."""
 
-    passes: int  # that were looked at, with gradients for an optimizer
+    passes: int  # observed passes with gradients for an optimizer
     unused: int
 
 
 class UnusedGradientsRow(TypedDict):
-    """Parameters that get gradients in most backward passes, though no optimizer holds them."""
+    """Parameters that get gradients in most backward passes although no optimizer holds them."""
 
     parameters: int
     elements: int
-    share: float  # of the elements with gradients
-    first: str  # its name
+    share: float  # share of all elements with gradients
+    first: str  # name of the first parameter
 
 
 class RepeatedCallsRow(TypedDict):
-    """Calls of a model with the input of another call in the same step."""
+    """Repeated calls of a model with the same input in one step."""
 
     model: str
     steps: int  # with such a call
-    of_steps: int  # that were looked at
-    calls: int  # that repeat another one
-    used: int  # of them, those with a result that backward uses
+    of_steps: int  # observed steps
+    calls: int  # calls that repeat another one
+    used: int  # of these, calls with a result that backward uses
     of_calls: int
 
 
 class HooksRow(TypedDict):
-    """Growing number of hooks on the modules of the models."""
+    """Growth of the number of hooks on the modules of the models."""
 
     steps: int
     first: int
     last: int
     per_step: float
-    module: str  # with the newest hook
-    place: str | None  # the first line of the newest hook
+    module: str  # module with the newest hook
+    place: str | None  # first line of the newest hook's function
 
 
 class AnomalyRow(TypedDict):
@@ -179,25 +180,25 @@ class DoubleRow(TypedDict):
 
     parameters: int
     of_parameters: int
-    flops: int  # of the products with them in a step, at least
+    flops: int  # lower bound of the FLOPs of products with these weights in a step
     flops_per_s: float
     float32_flops_per_s: float
 
 
 class OwnToolRow(TypedDict):
-    """Steps under a profiler or tracer of the program's own."""
+    """Steps under a profiler or tracer that the program itself started."""
 
     tool: str
     steps: int
     of_steps: int
     with_s: float  # median
     without_s: float | None  # median; None if all steps are under it
-    extra_s: float | None  # time of these steps above that of as many others
+    extra_s: float | None  # extra time of these steps compared with as many others
     total_s: float
 
 
 class IteratorsRow(TypedDict):
-    """Timed steps in which a data loader began an iterator, and started its workers if it does not keep them."""
+    """Timed steps in which a data loader began an iterator, and thus started workers unless they are persistent."""
 
     steps: int
     with_new: int
@@ -207,7 +208,7 @@ class ForwardOperatorsRow(TypedDict):
     """Operators of a step's forward passes on a CPU, and the own function with most of their time."""
 
     operators: int
-    arithmetic_s: float  # at most, by the sizes of their results
+    arithmetic_s: float  # upper bound, by the sizes of their results
     function: str | None
     place: str | None
 

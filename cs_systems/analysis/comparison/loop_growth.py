@@ -7,14 +7,14 @@ from itertools import combinations, pairwise
 from statistics import mean, median
 from typing import NamedTuple
 
-FEWEST = 10  # readings that show a growth
-MOST = 60  # readings from which it is computed, of those at equal distances
+FEWEST = 10  # least number of readings for a growth
+MOST = 60  # number of evenly spaced readings that are used
 TAU = 0.7  # least share of rising minus falling pairs: noise and a sudden change stay below it
-LEAST_MEMORY = 32e6  # bytes; an allocator's pools grow by less
+LEAST_MEMORY = 32e6  # bytes; the pools of an allocator grow by less than this
 LEAST_TIMES = 1.3  # ratio of the last steps to the first ones
-LEAST_SLOPE = 0.3  # of the first half's growth by step; below, the quantity reaches its final value
-PARTS = 5  # into which readings are divided
-LEAST_RISE = 0.3  # of the mean rise from one part to the next; an allocator's pools rest between two rises
+LEAST_SLOPE = 0.3  # share of the first half's growth per step; below it, the quantity approaches a final value
+PARTS = 5  # number of parts into which the readings are divided
+LEAST_RISE = 0.3  # share of the mean rise from one part to the next; an allocator's pools grow with pauses
 
 
 class Growth(NamedTuple):
@@ -37,7 +37,7 @@ def memory_growth(readings: Sequence[tuple[int, float]]) -> Growth | None:
 
 
 def time_growth(durations_s: Sequence[tuple[int, float]]) -> Growth | None:
-    """Return the growth of the time of a step, given as (step, seconds); None if it does not grow steadily."""
+    """Return the growth of the time per step, given as (step, seconds); None if it does not grow steadily."""
     found = _steady(durations_s)
     return found if found is not None and found.last >= LEAST_TIMES * found.first else None
 

@@ -1,15 +1,15 @@
-"""Ranks of a recorded loop: who waits for whom, and how long transfer and search for parameters take.
+"""Ranks of a recorded loop: who waits for whom, and the time of transfers and of the search for unused parameters.
 
 Each rank reports how long it waits in each of its collectives, in the same steps. The ranks leave a collective
 together, so the rank that spends the least time in it arrived last:
 
-- transfer is that least time, with all that the operation costs on every rank;
-- waiting is the time above it;
-- a rank delays the others by the difference to the second-least time, in the collectives where it is last. Before that,
-  each rank's time gets what its thread waited for a core since the last collective: the machine delays it by that.
+- transfer is this shortest time: it includes everything that the operation costs on every rank;
+- waiting is the rest of each rank's time;
+- a rank that is last delays the others by the difference to the second-shortest time. Before that, the time for which
+  each rank's thread waited for a core since the last collective is added: the machine causes this delay.
 
-This needs no common clock. Numbers are medians over the steps, the lower one of two; of transfers, which a busy machine
-lengthens, they are the lower quartile.
+This needs no common clock. Numbers are medians over the steps, the lower one of two; for transfers, which a busy
+machine lengthens, they are the lower quartile.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from cs_systems.readers.forms.jobs import PAIRWISE, TOGETHER
 
 FEWEST = 2  # steps that all ranks observed
 MOSTLY = 0.75  # share of the steps in which the same rank must be the last
-SMALL_BYTES = 1 << 20  # an all-reduce of less takes its latency, not its bandwidth; PyTorch's first bucket has 1 MiB
-MANY_SMALL = 8  # small calls of a step, of which the latency adds up
-HALF = 0.5  # share of the parameters' bytes; all-reduces of more are of gradients
+SMALL_BYTES = 1 << 20  # a smaller all-reduce is limited by latency, not by bandwidth; PyTorch's first bucket has 1 MiB
+MANY_SMALL = 8  # number of small calls in a step at which their latency adds up
+HALF = 0.5  # share of the parameters' bytes; above it, the all-reduces carry gradients
 BATCH, COMPUTE, INPUT, PYTHON = "batch", "compute", "input", "python"
 MODEL_PHASES = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
 
@@ -39,15 +39,15 @@ class CallRow(TypedDict):
     """Call of a collective by one rank in a step."""
 
     name: str
-    group: str  # name of the process group
-    ranks: int  # of that group
+    group: str  # name of its process group
+    ranks: int  # size of that group
     size_bytes: int
-    received: int  # elements that the rank has afterwards
+    received: int  # elements that the rank holds after the call
     phase: str
-    time_s: float  # for which the loop waits in it, or its stream
-    queued_s: float  # for which the loop's thread waited for a core before it, since the last call; 0 on a GPU
+    time_s: float  # time for which the loop or its stream waits in the call
+    queued_s: float  # time for which the loop's thread waited for a core since the previous call; 0 on a GPU
     is_gradients: bool  # all-reduces of DistributedDataParallel that end one backward pass
-    is_early: bool  # another backward pass follows without an update between
+    is_early: bool  # another backward pass follows without an update in between
 
 
 class StepReport(TypedDict):
@@ -56,24 +56,24 @@ class StepReport(TypedDict):
     wall_s: float
     phases_s: dict[str, float]
     calls: list[CallRow]
-    passes: int  # backward
-    search_s: float  # of the host, in DistributedDataParallel's search for unused parameters
-    queued_s: float  # for which the loop's thread waited for a core, outside of the calls
+    passes: int  # backward passes
+    search_s: float  # host time of DistributedDataParallel's search for unused parameters
+    queued_s: float  # time for which the loop's thread waited for a core, outside of the calls
 
 
 class RankReport(TypedDict):
     """Observation of one rank."""
 
     rank: int
-    steps: dict[str, StepReport]  # by number
-    wrapper: str  # of the model, by the names of `attribution.distribution`, or ""
+    steps: dict[str, StepReport]  # steps by number
+    wrapper: str  # the model's wrapper, by the names of `attribution.distribution`, or ""
     parameter_bytes: int
     bucket_bytes: list[int]
     marked: int  # parameters that DistributedDataParallel marks as used in a step; 0 if it does not search
-    marking_s: float  # the host's time for this, measured apart
-    unused: int | None  # most parameters that a pass did not use; None if not searched
+    marking_s: float  # host time for marking them, measured separately
+    unused: int | None  # largest number of parameters that a pass did not use; None if not searched
     own_python: Sequence[OwnPythonRow]
-    elements: float | None  # of the models' inputs in a step
+    elements: float | None  # elements of the models' inputs in a step
 
 
 class LoopRankRow(TypedDict):
@@ -82,24 +82,24 @@ class LoopRankRow(TypedDict):
     rank: int
     steps: int
     step_s: float
-    waiting_s: float  # for the last rank to arrive at each collective
-    pairwise_s: float  # in sends and receives
-    other_s: float  # in none of the loop's phases, without communication
-    leads: bool  # the others wait for it, and the own Python of the record is its own
+    waiting_s: float  # waiting for the last rank to arrive at each collective
+    pairwise_s: float  # time in sends and receives
+    other_s: float  # time outside of the loop's phases, without communication
+    leads: bool  # the others wait for this rank, and the record's own Python is from it
 
 
 class LateRankRow(TypedDict):
-    """Rank for which the others wait, and what it does longer than they do."""
+    """Rank for which the others wait, and the work in which it takes longer than they do."""
 
     rank: int
-    share: float  # of the step that it takes from the others, beyond the delay by any other rank
-    last: int  # of the steps, in which it delays the others the most
+    share: float  # share of the step by which it delays the others, beyond the delay by any other rank
+    last: int  # number of steps in which it delays the others the most
     steps: int
     work: str  # BATCH, COMPUTE, INPUT or PYTHON; "" if nothing explains half of the delay
     phase: str
-    extra_share: float  # of the step, that this work takes longer
-    batch_times: float | None  # its batch, as a multiple of the others'
-    received_times: float | None  # of uneven all-to-alls, as a multiple of the mean
+    extra_share: float  # share of the step by which this work takes longer
+    batch_times: float | None  # size of its batch, as a multiple of the others'
+    received_times: float | None  # received elements in uneven all-to-alls, as a multiple of the mean
     function: str | None
     place: str | None
     calls: str | None
@@ -111,19 +111,19 @@ class ExchangeRow(TypedDict):
     ranks: int
     steps: int
     wrapper: str
-    transfer_share: float  # without a few small calls, which take their latency alone
-    pairwise_share: float  # mean of the ranks, waiting included
+    transfer_share: float  # without a few small calls, which are limited by latency
+    pairwise_share: float  # mean of the ranks, including waiting
     passes: int
     reduces: int  # all-reduces outside of forward
-    early: int  # all-reduces of gradients in passes that no update follows
+    early: int  # all-reduces of gradients in passes without a following update
     early_share: float
     small: int  # all-reduces below SMALL_BYTES, per backward pass
     small_bytes: float  # their median size
     small_share: float
     are_gradients: bool
     marked: int
-    search_share: float  # of the host's time without waits for a core
-    marks_share: float  # all-reduce of the marks, by its share of the small all-reduces
+    search_share: float  # share of host time, without waits for a core
+    marks_share: float  # all-reduces of the marks, as their share of the small all-reduces
     unused: int | None
 
 
@@ -138,13 +138,13 @@ class _Step:
 
     wall_s: float
     reports: Mapping[int, StepReport]
-    transfers: list[tuple[CallRow, float]] = field(default_factory=list)  # a call with its transfer
+    transfers: list[tuple[CallRow, float]] = field(default_factory=list)  # calls with their transfer times
     waiting_s: Counter[int] = field(default_factory=Counter)
     delay_s: Counter[int] = field(default_factory=Counter)
     received: Counter[int] = field(default_factory=Counter)
 
     def more_s(self, rank: int) -> float:
-        """Return by how much a rank delays the others more than any other rank does."""
+        """Return how much more a rank delays the others than any other rank does."""
         others = (delay_s for other, delay_s in self.delay_s.items() if other != rank)
         return self.delay_s[rank] - max(others, default=0.0)
 
@@ -154,7 +154,7 @@ class _Step:
         return max(0.0, _own_s(self, rank, report["phases_s"]) - report["queued_s"])
 
     def more_work(self, rank: int) -> float:
-        """Return the share of a rank's own work by which it is more than the median of the others."""
+        """Return by which share a rank's own work exceeds the median of the others."""
         own_s = self.own_s(rank)
         return 1 - median(self.own_s(other) for other in self.reports if other != rank) / own_s if own_s else 0.0
 
@@ -204,7 +204,7 @@ def _add(step: _Step, calls: Mapping[int, CallRow]) -> None:
     least_s, last = min((call["time_s"], rank) for rank, call in calls.items())
     step.transfers.append((calls[last], least_s))
     if calls[last]["name"] not in TOGETHER:
-        return  # a rank that only sends goes on before the others
+        return  # a rank that only sends continues before the others
     (first_s, slow), (second_s, _), *_ = sorted((c["time_s"] + c["queued_s"], rank) for rank, c in calls.items())
     step.delay_s[slow] += second_s - first_s  # type: ignore[assignment]
     for rank, call in calls.items():
@@ -250,7 +250,7 @@ def _late(by_rank: Mapping[int, RankReport], steps: Sequence[_Step]) -> LateRank
     share = median_low(step.more_s(rank) / step.wall_s for step in steps)
     more_work = median_low(step.more_work(rank) for step in steps)
     if share <= 0 or last < MOSTLY * len(steps) or more_work < EXPLAINS * share:
-        return None  # without more work, other programs or a slower core delay it
+        return None  # it does not work more: other programs or a slower core delay it
     received = sum((step.received for step in steps), Counter[int]())
     found: LateRankRow = {
         "rank": rank,
@@ -270,7 +270,7 @@ def _late(by_rank: Mapping[int, RankReport], steps: Sequence[_Step]) -> LateRank
 
 
 def _with_work(late: LateRankRow, by_rank: Mapping[int, RankReport], steps: Sequence[_Step]) -> LateRankRow:
-    """Return the row with the kind of work that the last rank does longer than the median of the others."""
+    """Return the row with the kind of work in which the last rank takes longer than the median of the others."""
     names = {phase for step in steps for report in step.reports.values() for phase in report["phases_s"]}
     extra = {phase: median(map(_extra(late["rank"], phase), steps)) for phase in names}
     around = {phase: share for phase, share in extra.items() if phase in OTHER_PHASES}
@@ -292,7 +292,7 @@ def _with_work(late: LateRankRow, by_rank: Mapping[int, RankReport], steps: Sequ
 
 
 def _extra(rank: int, phase: str) -> Callable[[_Step], float]:
-    """Return a function that returns for a step the share that a rank's phase takes longer than the others'."""
+    """Return a function from a step to the share by which a rank's phase takes longer than the others'."""
 
     def share(step: _Step) -> float:
         others = [_own_s(step, other, [phase]) for other in step.reports if other != rank]
@@ -309,7 +309,7 @@ def _batch_times(rank: int, by_rank: Mapping[int, RankReport]) -> float | None:
 
 
 def _own_line(rank: int, by_rank: Mapping[int, RankReport]) -> OwnPythonRow | None:
-    """Return the function outside of the phases in which a rank spends more time than the median of the others."""
+    """Return the own function in which a rank spends more time than the median of the others, outside of the phases."""
 
     def at(one: RankReport) -> dict[tuple[str, str], OwnPythonRow]:
         return {(row["function"], row["place"]): row for row in one["own_python"] if row["phase"] in OTHER_PHASES}
@@ -324,7 +324,7 @@ def _own_line(rank: int, by_rank: Mapping[int, RankReport]) -> OwnPythonRow | No
 
 
 def _exchange(by_rank: Mapping[int, RankReport], steps: Sequence[_Step]) -> ExchangeRow:
-    """Return what the ranks exchange in a step, and what of it could be left out."""
+    """Return the exchange between the ranks in a step, and which part of it could be avoided."""
     first = by_rank[min(by_rank)]
     calls = steps[-1].reports[first["rank"]]["calls"]
     passes = steps[-1].reports[first["rank"]]["passes"]
@@ -374,9 +374,9 @@ def _exchange(by_rank: Mapping[int, RankReport], steps: Sequence[_Step]) -> Exch
 
 
 def _search_share(steps: Iterable[_Step], one: RankReport) -> float:
-    """Return the share of a rank's step in the search, and in the marks of the parameters that it needs.
+    """Return the share of a rank's step spent in the search, and in marking the parameters that it needs.
 
-    The step counts without waits for other ranks or for a core.
+    The step excludes waits for other ranks and for a core.
     """
     if not one["marked"]:
         return 0.0

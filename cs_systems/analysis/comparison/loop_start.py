@@ -1,4 +1,4 @@
-"""Slow begin of a loop: its first steps take much longer than all later ones, such as an epoch that fills a cache."""
+"""Slow start of a loop: its first steps take much longer than all later ones, such as an epoch that fills a cache."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-FEWEST, FEWEST_LATER = 3, 6  # steps of the begin, and after it
+FEWEST, FEWEST_LATER = 3, 6  # least number of steps at the start, and after it
 TIMES = 2.0  # least ratio of the median steps
-ODD_FIRST, ODD_LATER = 0.1, 0.2  # largest share of the steps that are like those of the other part
+ODD_FIRST, ODD_LATER = 0.1, 0.2  # largest share of steps in one part that are like the steps of the other part
 
 
 class Start(NamedTuple):
-    """Number of the first steps that are slow, with the median step of them and of those after them."""
+    """Number of slow first steps, with the median step among them and after them."""
 
     steps: int
     each_s: float
@@ -21,9 +21,10 @@ class Start(NamedTuple):
 
 
 def slow_start(durations_s: Sequence[float], most: int) -> Start | None:
-    """Return the slow begin of a loop, of at most that many steps; None if it has none.
+    """Return the slow start of a loop, of at most `most` steps; None if it has none.
 
-    Steps are slow above the geometric mean of both medians, and the begin ends where the fewest steps are odd.
+    Steps are slow above the geometric mean of both medians; the start ends where the fewest steps are on the wrong
+    side.
     """
     found: list[tuple[int, Start]] = []
     for steps in range(FEWEST, min(most, len(durations_s) - FEWEST_LATER) + 1):

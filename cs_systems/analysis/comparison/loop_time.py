@@ -1,4 +1,4 @@
-"""Total time of the recorded steps of a loop, and its division among kinds of steps, which a median hides."""
+"""Total time of a loop's recorded steps, and its division among kinds of steps, which a median hides."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LoopTimeRow(TypedDict):
 
 
 def loop_time(measurement: Measurement) -> list[LoopTimeRow]:
-    """Return a row for each kind of the recorded steps, warm-up and compiling ones first; [] if a time is unknown."""
+    """Return a row for each kind of recorded steps, warm-up and compiling steps first; [] if a time is unknown."""
     samples = measurement.samples
     warm = [sample.wall_s for sample in samples if sample.warmup]
     compiling = [sample.wall_s for sample in samples if not sample.warmup and sample.compiles]
@@ -34,7 +34,10 @@ def loop_time(measurement: Measurement) -> list[LoopTimeRow]:
 
 
 def whole_loop_time(durations_s: Sequence[float], compiling: Collection[int] = ()) -> list[LoopTimeRow]:
-    """Return a row for each kind of all steps of a loop, recorded or not. compiling: the numbers of those that do."""
+    """Return a row for each kind of all steps of a loop, recorded or not.
+
+    compiling: the numbers of the steps that compiled.
+    """
     others = [time_s for number, time_s in enumerate(durations_s) if number not in compiling]
     return _rows([], [durations_s[number] for number in sorted(compiling)], others)
 

@@ -19,7 +19,7 @@ def _formats(row: rounding.AccumulationRow) -> tuple[rounding.Format, rounding.F
 
 
 class SumRow(TypedDict):
-    """Number added many times; `why` is computed by arithmetic alone, without a measurement."""
+    """Number added many times; `why` is derived by arithmetic, without a measurement."""
 
     variant: Annotated[str, Column("accumulator + addend")]
     count: Annotated[int, Column("times", form=",")]
@@ -49,7 +49,7 @@ class RandomSumsRow(TypedDict):
 
 
 class LowStepRow(TypedDict):
-    """Error of an operation of which one step is in low precision, in words, by dtype."""
+    """Error of an operation with one step in low precision, as text, by dtype."""
 
     operation: str
     case: Annotated[str, Column("input")]
@@ -58,7 +58,7 @@ class LowStepRow(TypedDict):
 
 
 class FailingStepRow(TypedDict):
-    """Sizes of the input at which one step in low precision fails, in words, by dtype; None where none does."""
+    """Input sizes at which one step in low precision fails, as text, by dtype; None if there is none."""
 
     operation: str
     step: Annotated[str, Column("in low precision")]
@@ -194,7 +194,8 @@ ALL_STEPS, TORCH, WIDE = "all steps, sums ", "as torch does it", "fp32, result r
 GOOD_ENOUGH = 2.0  # unit roundoffs: with fp32 inside, half of one is left, and the difference is negligible
 
 
-Steps = dict[str, rounding.NormalizationRow]  # one operation on one kind of input, by the step in low precision
+# rows of one operation and one kind of input, by the step that is in low precision
+Steps = dict[str, rounding.NormalizationRow]
 
 
 def _cases(record: RunRecord) -> dict[tuple[str, str], Steps]:
@@ -205,12 +206,12 @@ def _cases(record: RunRecord) -> dict[tuple[str, str], Steps]:
 
 
 def _whole(steps: Steps) -> Steps:
-    """Return the rows in which every step is in low precision, by the order of the sums."""
+    """Return the rows with every step in low precision, by the order of summation."""
     return {name.removeprefix(ALL_STEPS): row for name, row in steps.items() if name.startswith(ALL_STEPS)}
 
 
 def verdicts(record: RunRecord) -> list[str]:
-    """Return sentences on the accuracy without fp32 inside: a summary, then each operation and input."""
+    """Return sentences on the accuracy without fp32: a summary, then each operation and input."""
     precision, sentences = record.config["precision"], _answer(record)
     for (operation, case), steps in _cases(record).items():
         whole = _whole(steps)
@@ -232,7 +233,7 @@ def verdicts(record: RunRecord) -> list[str]:
 
 
 def _answer(record: RunRecord) -> list[str]:
-    """Return one sentence with the operations that need fp32 inside in this dtype; empty if none does."""
+    """Return one sentence that lists the operations that need fp32 inside in this dtype; empty if none does."""
     need: dict[str, list[str]] = {}
     for (operation, case), steps in _cases(record).items():
         for how, row in _whole(steps).items():
@@ -245,11 +246,11 @@ def _answer(record: RunRecord) -> list[str]:
 
 
 def _range_verdicts(record: RunRecord) -> list[str]:
-    """Return, by operation, the steps that overflow the dtype and the input sizes from which they do."""
+    """Return, for each operation, the steps that overflow the dtype and the input sizes from which they do."""
     precision, rows = record.config["precision"], rounding.NORMALIZATION_RANGE.of(record.results)
     sentences = []
     for operation in dict.fromkeys(row["operation"] for row in rows):
-        first: dict[str, float] = {}  # the smaller size of a sum's two orders
+        first: dict[str, float] = {}  # the smaller size of the two summation orders
         for row in rows:
             if row["operation"] == operation and row["overflows"] and row["breaks_from"] is not None:
                 step = row["step"].partition(",")[0]

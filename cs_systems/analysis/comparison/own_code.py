@@ -1,4 +1,4 @@
-"""Code of the user's own next to what it replaces: differences as rows of a table."""
+"""The user's own code compared with the code it replaces: differences as rows of a table."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from cs_systems.record import RunRecord
 
 
 class OwnCodeRow(TypedDict):
-    """Code of the user's own that a step called, next to what it replaces, on the same small inputs.
+    """The user's own code that a step called, compared with the code it replaces, on the same small inputs.
 
-    same: as `sameness` answers, or "failed", with the exception as note.
+    same: the answer of `sameness`, or "failed" with the exception as note.
     """
 
     option: str
@@ -29,16 +29,17 @@ class OwnCodeRow(TypedDict):
 
 
 OWN_CODE = Table("own_code", OwnCodeRow, "your own code next to the built-in")
-SAME_VALUES = 1e-3  # adding epsilon or decaying weights in another order moves AdamW's parameters by less
+SAME_VALUES = 1e-3  # a different order of adding epsilon or decaying weights changes AdamW's parameters by less
 
-# Sums in another order give the built-in strategies less than 1e-5; gradients that are not averaged give more than 0.1.
+# A different order of sums gives the built-in strategies less than 1e-5; missing averages of gradients give more than
+# 0.1.
 SAME = 1e-4
-SAME_LOSS = 1e-5  # the loss moves less: gradients that are not averaged give more than 1e-4
+SAME_LOSS = 1e-5  # the loss changes less: missing averages of gradients give more than 1e-4
 LOW_PRECISION = 2e-2  # gradients or parameters in bf16, with a unit roundoff of 2⁻⁸, over a few steps
 
 
 class StrategyErrorRow(TypedDict):
-    """Parameters of ranks that trained by a strategy, next to one process on the whole batch."""
+    """Parameters of ranks trained with a strategy, compared with one process on the whole batch."""
 
     strategy: str
     ranks: int
@@ -74,7 +75,7 @@ JUDGED = Table(
 
 
 def judged(records: Iterable[RunRecord]) -> list[JudgedRow]:
-    """Return a row for each strategy that was compared with one process, also where its code failed."""
+    """Return a row for each strategy that was compared with one process, including strategies with failed code."""
     rows: list[JudgedRow] = []
     for record in records:
         if record.subject is Subject.STRATEGY_ERROR:
@@ -88,7 +89,7 @@ def judged(records: Iterable[RunRecord]) -> list[JudgedRow]:
 
 
 def same_as_one_process(row: StrategyErrorRow) -> str:
-    """Return the answer of a row; by the loss alone where the parameters cannot be read."""
+    """Return the answer of a row; judged by the loss alone if the parameters cannot be read."""
     if row["error"] is None or row["between_ranks"] is None:
         return "failed" if row["loss_error"] is None else "yes" if row["loss_error"] <= SAME_LOSS else "no"
     return sameness(max(row["error"], row["between_ranks"]), SAME)
@@ -100,7 +101,7 @@ def sameness(error: float, limit: float = SAME_VALUES) -> str:
 
 
 def compared(records: Iterable[RunRecord]) -> list[OwnCodeRow]:
-    """Return a row for each code of the user's own that was compared and each answer, with the largest difference."""
+    """Return, for each of the user's own functions and each answer, the row with the largest difference."""
     rows = [row for record in records for row in OWN_CODE.of(record.results)]
     rows.sort(key=lambda row: row["error"] or 0.0)
     return [*{(row["option"], row["code"], row["same"]): row for row in rows}.values()]

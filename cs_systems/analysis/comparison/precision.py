@@ -23,15 +23,15 @@ class PrecisionErrorRow(TypedDict):
     """Relative errors of a step in low precision, in `precision_error`; None where an overflow made it infinite."""
 
     reference: str | None  # dtype of the reference; None in a row without a measurement
-    loss_scale: float | None  # factor of the loss before backward; None without scaling
+    loss_scale: float | None  # factor on the loss before backward; None without scaling
     logits_error: Annotated[float | None, Column("logits", form=".1e")]
     loss_error: Annotated[float | None, Column("loss", form=".1e")]
     gradient_error: Annotated[float | None, Column("gradients", form=".1e")]
     worst_parameter: str | None
     worst_parameter_error: Annotated[float | None, Column("worst parameter's", form=".1e")]
-    # Of the gradient's elements that are not 0 in the reference.
+    # share of the gradient elements that are not 0 in the reference
     underflow_share: Annotated[float | None, Column("underflow")]
-    nonfinite_share: Annotated[float | None, Column("not finite")]  # of the gradient's elements
+    nonfinite_share: Annotated[float | None, Column("not finite")]  # share of the gradient elements
 
 
 class TrainingCurveRow(TypedDict):
@@ -39,18 +39,18 @@ class TrainingCurveRow(TypedDict):
 
     step: int
     loss: float  # before the step's update
-    loss_scale: float | None  # of that step's loss, for fp16
+    loss_scale: float | None  # loss scale of the step, for fp16
     skipped: bool  # whether the update was skipped because a gradient overflowed
 
 
 class Speedup(TypedDict):
-    """Speed-up of a step over fp32's, with its interval (`statistics.ratio_interval`).
+    """Speed-up of a step compared with fp32, with its interval (`statistics.ratio_interval`).
 
-    None where one of the two was not timed, or has a loss that is NaN or infinite.
+    None if one of the two was not timed, or has a loss that is NaN or infinite.
     """
 
     speedup: float | None
-    speedup_low: float | None  # None, too, where the times are too noisy to detect a doubling
+    speedup_low: float | None  # also None if the times are too noisy to detect a doubling
     speedup_high: float | None
     verdict: str | None
     noise: str | None
@@ -66,7 +66,7 @@ class GainRow(Speedup):
     synchronize_s: Annotated[float | None, Column("sync")]
     optimizer_s: Annotated[float | None, Column("opt")]
     step_s: float | None
-    tokens_per_s: float | None  # of all ranks
+    tokens_per_s: float | None  # tokens of all ranks
     peak_allocated_bytes: Annotated[int | None, Column("peak")]
     mfu: Annotated[float | None, Column("MFU")]  # relative to the peak of the row's own precision
     status: str
@@ -89,9 +89,10 @@ class LearningRow(TypedDict):
     first_loss: Annotated[float | None, Column(form=".4f")]
     # The mean over the last tenth of the steps, because each step has its own batch.
     last_loss: Annotated[float | None, Column("last 10%", form=".4f")]
-    largest_deviation: float | None  # from fp32's loss at the same step; None for fp32, and where fp32 is missing
+    # deviation from fp32's loss at the same step; None for fp32, and if fp32 was not measured
+    largest_deviation: float | None
     at_step: int | None
-    loss_scale: str | None  # its history, in words
+    loss_scale: str | None  # history of the loss scale, as text
     skipped: int | None
     status: str
     reason: str | None
@@ -99,7 +100,7 @@ class LearningRow(TypedDict):
 
 ITSELF = cast(Speedup, dict.fromkeys(Speedup.__annotations__))  # fp32 is no faster than fp32
 NO_ERRORS = cast(PrecisionErrorRow, dict.fromkeys(PrecisionErrorRow.__annotations__))
-HOPELESS = 1.0  # an interval is useless if even a doubling is below the resolution
+HOPELESS = 1.0  # with a coarser resolution, even a doubling could not be detected
 TIMED, ERRORS, CURVES = Subject.STEP, Subject.ERRORS, Subject.CURVE
 
 
@@ -114,7 +115,7 @@ def by_cell(records: Iterable[RunRecord], workload: str) -> dict[RunConfig, dict
 
 
 def _role(record: RunRecord) -> str | None:
-    """Return TIMED, ERRORS or CURVES; a user's own model is timed, or under a profiler that compares two steps."""
+    """Return TIMED, ERRORS or CURVES; a user's own model is TIMED, or under a profiler that compares two steps."""
     is_own = record.subject is Subject.OWN
     if record.is_profiled:
         return ERRORS if is_own and declared_by(record.config["profiler"]).get("compares") else None

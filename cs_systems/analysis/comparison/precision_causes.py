@@ -19,13 +19,13 @@ UNCHANGED = 0.05  # kernel times that differ by less than this fraction count as
 
 
 class CausesRow(Speedup):
-    """Changes that B's precision makes to a step of A, both profiled."""
+    """Changes to step A made by the precision of step B; both were profiled."""
 
     cell: str
     precision: str
     kernel_speedup: float
     launch_bound_share: float
-    products: str  # their name, in words
+    products: str  # which products, as text
     a_products_s: float
     b_products_s: float
     casts_s: float  # additional time of copies in B
@@ -139,5 +139,5 @@ def _ms(seconds: float) -> str:
 
 
 def explained(records: Sequence[RunRecord]) -> list[CausesRow]:
-    """Return `causes` of every pair among the records, with measured speed-ups where both were also timed."""
+    """Return `causes` of every pair among the records, with measured speed-ups if both were also timed."""
     return [causes(a, b, clean_twins(a, records), clean_twins(b, records)) for a, b in pairs(records)]

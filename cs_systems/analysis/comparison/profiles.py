@@ -17,11 +17,12 @@ from cs_systems.core.statistics import excess_s
 from cs_systems.core.tables import Column, Row, Table
 from cs_systems.record import RunRecord
 
-UNEQUAL = 0.05  # share of kernel time; with a larger difference, the sides' layers are not equally well known
+# share of kernel time; above this difference, the layers of one side are known better than those of the other
+UNEQUAL = 0.05
 
 
 class _Change(TypedDict):
-    """Time in the baseline and in the candidate, None where it is unknown, and their difference."""
+    """Time in the baseline and in the candidate (None if unknown), and their difference."""
 
     a_s: Annotated[float | None, Column("baseline", own_unit=True)]
     b_s: Annotated[float | None, Column("candidate", own_unit=True)]
@@ -98,12 +99,12 @@ def _change(left: float | None, right: float | None, whole_s: float) -> _Change:
 
 
 def _marked(layers: Collection[str]) -> bool:
-    """Return True if ranges name layers; optimizer and loss are known from their phase."""
+    """Return True if ranges name layers; optimizer and loss do not count, as their phase identifies them."""
     return bool({*layers} - {Phase.LOSS, Phase.OPTIMIZER, UNATTRIBUTED})
 
 
 def doubts(a: Profile, b: Profile) -> list[str]:
-    """Return the reasons to be careful with the comparison, besides that a side is incomplete."""
+    """Return the reasons to be careful with the comparison, other than an incomplete side."""
     sentences = []
     for name, profile in zip(SIDES, (a, b), strict=True):
         sentences.append(f"{name}: {len(profile.steps)} steps; {profile.coverage}")

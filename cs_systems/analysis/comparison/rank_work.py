@@ -1,7 +1,7 @@
-"""Work of one rank in a step, by kind: what the last rank to arrive did that the others did not.
+"""Work of one rank in a step, by kind: what the last rank to arrive did longer than the others.
 
-Waiting for other ranks is in none of the kinds. The host's time outside of every operator, CUDA call and collective is
-Python; it has the name of the user's innermost range, if there is one.
+No kind includes waiting for other ranks. The host's time outside of every operator, CUDA call and collective is Python;
+it is named by the user's innermost range, if there is one.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from cs_systems.readers.forms.columns import UNKNOWN, Floats
 from cs_systems.readers.forms.trace import Trace, steps_of
 
 INPUT, KERNELS, OPERATORS, PYTHON = "input", "kernels", "operators", "python"
-SAME = 0.02  # relative difference of two counts that are alike
-# Beginnings of ranges that PyTorch opens: they name no work of the user.
+SAME = 0.02  # relative difference below which two counts are considered equal
+# Prefixes of ranges that PyTorch opens, which do not name the user's work.
 _OF_TORCH = ("ProfilerStep", "Optimizer.", "DistributedDataParallel", "FSDP::", "nccl:", GLOO, LOADER)
 
 
 class Work(NamedTuple):
-    """Time, calls and size of one kind of work per step; the size is a number of thread blocks."""
+    """Time, calls and size of one kind of work per step; the size is the number of thread blocks."""
 
     time_s: float
     calls: float = 0.0
@@ -49,7 +49,7 @@ Works = Mapping[tuple[str, str], Work]  # kind and name
 
 
 class Longer(NamedTuple):
-    """Work that one rank does longer than the others: its kind, the cause in words, and the remedy."""
+    """Work that one rank does longer than the others: its kind, the cause as text, and the remedy."""
 
     kind: str
     cause: str
@@ -57,14 +57,14 @@ class Longer(NamedTuple):
 
 
 class HostTime(NamedTuple):
-    """Time per step of the host's own work, and what of it is Python, by the user's innermost range."""
+    """Time per step of the host's own work, and how much of it is Python, by the user's innermost range."""
 
     own_s: float
     python_s: Mapping[str, float]
 
 
 def works(profile: Profile) -> tuple[Works, float]:
-    """Return the work of the rank per step, and the time of its host that is not spent waiting."""
+    """Return the work of the rank per step, and its host's time without waits."""
     found: dict[tuple[str, str], Work] = {}
     trace, count = profile.trace, len(profile.steps)
     if len(trace.kernels):
@@ -109,7 +109,7 @@ def _loading(trace: Trace) -> tuple[Floats, Floats]:
 
 
 def _host(profile: Profile) -> HostTime:
-    """Return the time of the host in the steps without its waits, and the part of it in Python."""
+    """Return the host's time in the steps without its waits, and how much of it is Python."""
     trace, steps = profile.trace, profile.steps
     inside = union(np.array([step.start_s for step in steps]), np.array([step.end_s for step in steps]))
     thread = launching_thread(trace)
@@ -158,9 +158,9 @@ def _is_torch(name: str) -> bool:
 
 
 def longer(late: Works, others: Sequence[Works], lost_s: float) -> Longer | None:
-    """Return the work that the last rank does longer than the median of the others.
+    """Return the work in which the last rank takes longer than the median of the others.
 
-    None unless it takes at least half of the time that the step loses by the delay.
+    None unless it explains at least half of the time that the step loses.
     """
     usual = {key: _median([own.get(key, Work(0.0)) for own in others]) for key in late}
     extra = {key: work.time_s - usual[key].time_s for key, work in late.items()}

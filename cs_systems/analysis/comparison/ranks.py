@@ -1,8 +1,8 @@
-"""Ranks of one job, from the trace of each: what each rank did, and how its collectives fit those of the others.
+"""Ranks of one job, from the trace of each: the work of each rank, and how the collectives match.
 
 A collective is matched across ranks by its process group and sequence number where the traces have them, else by its
 order among the collectives of its kind in the same step. The clocks of the ranks are aligned by the ends of matched
-collectives, which all ranks of a group reach together. Then, of one collective:
+collectives, which all ranks of a group reach together. Then, for each collective:
 
 - waiting is the time by which a rank was early: from its own arrival to that of the last rank;
 - transfer lasts from the arrival of the last rank to the end on the last rank.
@@ -33,10 +33,10 @@ from cs_systems.core.units import counted, human
 from cs_systems.readers.forms.jobs import PAIRWISE, TOGETHER, Job
 from cs_systems.readers.forms.trace import Trace
 
-TOLERANCE_S = 100e-6  # by which aligned clocks may still differ
+TOLERANCE_S = 100e-6  # remaining difference between aligned clocks
 APART_S = 60.0  # between recordings; ranks of one job are recorded together
-MOST_TOLD = 4  # ranks; for a larger job, only the table has them
-MOST_BESIDE = 2  # kinds of computation named beside a collective
+MOST_TOLD = 4  # number of ranks with a sentence of their own; larger jobs only have the table
+MOST_BESIDE = 2  # kinds of computation that are named next to a collective
 
 
 class JobRankRow(TypedDict):
@@ -45,15 +45,15 @@ class JobRankRow(TypedDict):
     rank: int
     steps: int
     step_s: float
-    busy_share: float | None  # of the step
+    busy_share: float | None  # share of the step
     compute_s: float
     communication_s: Annotated[float, Column("comm.")]
     exposed_s: float  # communication alone
     idle_s: float
-    waiting_s: float | None  # for the last rank to arrive at each collective
-    transfer_s: float | None  # from the arrival of the last rank
-    late_s: float | None  # behind the first rank to arrive, mean of a collective
-    last_share: float | None  # of the collectives, where the rank was the last to arrive
+    waiting_s: float | None  # waiting for the last rank to arrive at each collective
+    transfer_s: float | None  # time from the arrival of the last rank
+    late_s: float | None  # delay after the first rank to arrive, mean of a collective
+    last_share: float | None  # share of the collectives at which the rank arrived last
     host: str | None
     file: Annotated[str, Column(beside=50)]
 
@@ -64,14 +64,14 @@ class CollectiveRow(TypedDict):
     collective: str
     group: str | None
     ranks: int
-    size_bytes: int | None  # by the definition of `core.collectives`
+    size_bytes: int | None  # as defined in `core.collectives`
     calls_per_step: Annotated[float, Column("calls", drop=8)]
     time_s: float
     waiting_s: float
     transfer_s: float
     algbw_bytes_per_s: float | None
     busbw_bytes_per_s: float | None
-    hidden_share: float | None  # of the time
+    hidden_share: float | None  # share of the time
     beside: str | None  # phase and family of the kernels that ran the longest meanwhile
 
 
@@ -91,11 +91,11 @@ class Rank:
     exposed_s: float
     idle_s: float
     collectives: tuple[Collective, ...]
-    incomplete: str | None = None  # which kernels are missing by a fault
+    incomplete: str | None = None  # description of missing kernels after a fault
     computing: Intervals = NOTHING  # by the rank's own clock
-    host_s: float = 0.0  # of the host's own work
+    host_s: float = 0.0  # time of the host's own work
     works: Works = field(default_factory=dict)
-    usual: str = ""  # the steps, if some are left out
+    usual: str = ""  # name of the usual steps, if others are left out
 
 
 @dataclass(frozen=True)
@@ -135,11 +135,11 @@ class Merged:
 
     @property
     def step_s(self) -> float:
-        """Duration of a step, that of the slowest rank."""
+        """Duration of a step on the slowest rank."""
         return max(one.step_s for one in self.ranks)
 
     def times_of(self, one: Rank) -> RankTimes | None:
-        """Return how a rank waits and transfers; None where nothing was matched."""
+        """Return a rank's times of waiting and transfer; None if nothing was matched."""
         mine = [match for match in self.matches if one.rank in match.calls]
         if not mine:
             return None
@@ -160,9 +160,9 @@ class Merged:
 
 
 class RankTimes(NamedTuple):
-    """Times per step of one rank in collectives; those of several at once count once.
+    """Times per step that one rank spends in collectives; simultaneous collectives count once.
 
-    Waiting is for the last rank to arrive; exposed: without computation beside it.
+    Waiting is for the last rank to arrive; exposed means without simultaneous computation.
     """
 
     waiting_s: float
@@ -178,10 +178,10 @@ class Straggler:
     Attributes:
         rank: its number.
         delay_s: time per step from the arrival of the last rank but one to its own, where it is the last.
-        more_s: by how much that is more than the delay by any other rank: ranks may be late in turns.
-        last: the number of collectives, of `of`, in which it arrives last.
-        least_s: what the step takes at least without the delay: no other rank is faster by itself.
-        does_longer: what it does longer than the others; None if nothing explains half of the lost time.
+        more_s: how much longer this is than the delay by any other rank, because ranks may be late in turns.
+        last: the number of collectives at which it arrives last, out of `of`.
+        least_s: lower bound of the step without the delay: the slowest other rank by itself.
+        does_longer: the work in which it takes longer; None if none explains half of the lost time.
     """
 
     rank: int
@@ -310,7 +310,7 @@ def _matched(ranks: Sequence[Rank]) -> tuple[list[dict[int, Collective]], int]:
 
 
 def _offsets(ranks: Sequence[int], pairs: Sequence[Mapping[int, Collective]]) -> dict[int, float]:
-    """Return how far each rank's clock is ahead of the first rank's; NaN for a rank that no collective connects."""
+    """Return how far each rank's clock is ahead of the first rank's; NaN if no collective connects them."""
     ahead: dict[tuple[int, int], list[float]] = defaultdict(list)
     usual = [calls for calls in pairs if next(iter(calls.values())).name in TOGETHER] or pairs
     for calls in usual:
@@ -323,7 +323,7 @@ def _offsets(ranks: Sequence[int], pairs: Sequence[Mapping[int, Collective]]) ->
         steps[a][b] = median(found)
         steps[b][a] = -steps[a][b]
     offset_s: dict[int, float] = {}
-    for origin in ranks:  # ranks of another component have an origin of their own
+    for origin in ranks:  # ranks that no collective connects to the first have their own reference clock
         reached = [origin] if origin not in offset_s else []
         offset_s.update(dict.fromkeys(reached, 0.0))
         for rank in reached:
@@ -457,9 +457,9 @@ def collective_rows(job: Merged) -> list[CollectiveRow]:
 
 
 def straggler(job: Merged) -> Straggler | None:
-    """Return the rank that alone delays the others the most; None if unknown.
+    """Return the rank that delays the others the most; None if unknown.
 
-    Without it the step lasts as long as the slowest other rank takes by itself, by its host or by its GPU.
+    Without its delay, the step lasts as long as the slowest other rank takes by itself, on its host or its GPU.
     """
     if not job.matches:
         return None
@@ -481,18 +481,18 @@ def straggler(job: Merged) -> Straggler | None:
 
 
 def _alone_s(job: Merged, one: Rank) -> float:
-    """Return the time that a rank's step takes without waiting for others: its host's, or its GPU's if longer."""
+    """Return the time of a rank's step without waiting for others: on its host, or on its GPU if longer."""
     times = job.times_of(one)
     return max(one.host_s, one.compute_s + (times.exposed_transfer_s if times else 0.0))
 
 
 def leading(job: Merged) -> Rank:
-    """Return the rank whose own work decides the step's duration: the one that waits the least for the others."""
+    """Return the rank whose own work determines the step's duration: it waits the least for the others."""
     return min(job.ranks, key=lambda one: times.exposed_waiting_s if (times := job.times_of(one)) else 0.0)
 
 
 def in_words(job: Merged) -> list[str]:
-    """Return a sentence for each rank that tells waiting from transfer, for jobs of few ranks."""
+    """Return a sentence for each rank that separates waiting from transfer, for jobs of few ranks."""
     told = [(one, times) for one in job.ranks[:MOST_TOLD] if (times := job.times_of(one))]
     return [
         f"rank {one.rank}: {human(times.exposed_waiting_s + times.exposed_transfer_s, 's')} of each step are "

@@ -1,6 +1,6 @@
 """Comparison of two runs, cell by cell.
 
-The compared field is detected: it is each config field with one value on each side, and not the same one (naive
+The compared fields are detected: those config fields that have one value on each side, and not the same one (naive
 against flash, fp32 against bf16). Cells are matched on all other fields.
 """
 
@@ -38,7 +38,7 @@ _MACHINE = (
 class ComparisonRow(TypedDict):
     """Phase of a cell in both runs: `a` is the baseline, `b` the candidate.
 
-    The interval and the verdict are those of `statistics.Comparison`; the ratio is that of the two medians.
+    The interval and the verdict come from `statistics.Comparison`; `ratio` is the ratio of the two medians.
     """
 
     cell: str
@@ -63,7 +63,7 @@ class Comparison:
     """Comparison of a candidate with a baseline.
 
     `compared` maps a field to (value in the baseline, value in the candidate). `rows` has one row per matched cell and
-    phase. `doubts` are the reasons to be careful with them.
+    phase. `doubts` are the reasons to be careful with the rows.
     """
 
     compared: dict[str, tuple[Any, Any]]
@@ -133,16 +133,17 @@ def _refuse_untimed(side: str, records: Sequence[RunRecord], path: Path | None) 
 
 
 def different(name: str, baseline: str, candidate: str) -> str:
-    """Return the doubt that a property differs between the two sides."""
+    """Return a sentence that a property differs between the two sides."""
     return f"{name} differs: {baseline or 'unknown'} in the baseline, {candidate or 'unknown'} in the candidate"
 
 
 def speedups(records: Sequence[RunRecord], field: str, baselines: Sequence[bool]) -> list[statistics.Comparison | None]:
-    """Compare the step of each record with that of its baseline: the record with another value of `field` alone.
+    """Compare the step of each record with its baseline: the record that differs only in `field`.
 
     Args:
         records: records of one workload.
-        field: the field of a configuration in which a cell and its baseline differ; `size` is all of the model.
+        field: the field of a configuration in which a cell and its baseline differ; `size` stands for all fields of the
+            model.
         baselines: which of the records are baselines.
 
     Returns:
@@ -213,9 +214,9 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _identities(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    """Return the fields that identify each record; code in a file has the name of the file, in any folder.
+    """Return the fields that identify each record; code in a file is named by the file, without its folder.
 
-    Where two files of the records have the same name, their folders stay.
+    If two files of the records have the same name, the folders are kept.
     """
     flat = [_flat(record.run_config.to_dict()) for record in records]
     paths: dict[str, set[str]] = defaultdict(set)
@@ -243,10 +244,10 @@ def _compared(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> dict[str, tuple
 
 
 def _of_two_workloads(compared: Mapping[str, tuple[Any, Any]]) -> list[str]:
-    """Return a doubt where two workloads of one kind are compared: two of a user's own, or two loops.
+    """Return a doubt if two different workloads of one kind are compared: two of the user's own, or two loops.
 
     Raises:
-        ConfigError: the workloads are of two kinds, whose configurations mean different steps.
+        ConfigError: the workloads are of two kinds, so their configurations describe different steps.
     """
     if "workload" not in compared:
         return []
@@ -297,7 +298,7 @@ def _row(a: Sequence[RunRecord], b: Sequence[RunRecord], phase: str, without: Co
     processes_a, processes_b = processes(a, phase), processes(b, phase)
     try:
         found = statistics.ratio_interval(processes_a, processes_b)
-    except ConfigError:  # most steps of a process lack the phase, with 0 s
+    except ConfigError:  # most steps of a process lack the phase, so its median is 0 s
         return None
     return {
         "cell": describe(a[0].run_config, without) or _plainly(a[0], without) or "all of it",
@@ -319,13 +320,13 @@ def _row(a: Sequence[RunRecord], b: Sequence[RunRecord], phase: str, without: Co
 
 
 def is_larger(row: ComparisonRow) -> bool:
-    """Return whether the candidate's peak is above the baseline's by more than measurements of equal things differ."""
+    """Return whether the candidate's peak exceeds the baseline's by more than the variation of equal runs."""
     a, b = row["a_peak_bytes"], row["b_peak_bytes"]
     return a is not None and b is not None and b > a * (1 + statistics.MINIMUM_EFFECT)
 
 
 def _peak(records: Iterable[RunRecord]) -> int | None:
-    """Return the median peak memory of the repeats of a cell, None if a device does not count it."""
+    """Return the median peak memory over the repeats of a cell; None if a device does not report it."""
     peaks = [r.measurement.peak_allocated_bytes for r in records if r.measurement]
     known = [peak for peak in peaks if peak is not None]
     return round(median(known)) if known else None
@@ -338,7 +339,7 @@ def _energy(records: Iterable[RunRecord]) -> float | None:
 
 
 def _plainly(record: RunRecord, without: Collection[str]) -> str:
-    """Return the precision and mode of a cell of a user's own workload that differs in nothing from the defaults."""
+    """Return precision and mode, to describe a cell of the user's own workload that has only default values."""
     names = [name for name in ("precision", "mode") if record.subject is Subject.OWN and name not in without]
     return " · ".join(str(record.config[name]) for name in names)
 

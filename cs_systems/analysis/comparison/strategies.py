@@ -1,4 +1,4 @@
-"""Cost of parallel strategies, from records: each cell on ranks beside the same cell on one rank.
+"""Cost of parallel strategies, from records: each cell on several ranks compared with the same cell on one rank.
 
 Cells belong to one group if they differ only in strategy, its options, and number of ranks. A group's baseline is
 `single` on one rank with the batch of a rank. Each row is about one repeat of a cell timed without a profiler. The row
@@ -25,7 +25,7 @@ from cs_systems.formulas.rank_layout import averages_after_backward, data_ranks
 from cs_systems.record import RunRecord
 
 _CELL = "strategy ranks repeat"
-MOST_EFFICIENT = 1.05  # above this, the excess over 100% is more than noise: N ranks do not do over N times the work
+MOST_EFFICIENT = 1.05  # an efficiency above this is more than noise: N ranks cannot do over N times the work
 DISTURBED = (
     f"an efficiency over {MOST_EFFICIENT:.0%} is not shown, nor the time beyond that baseline: other programs probably "
     "disturbed the baseline; measure again with --fresh"
@@ -38,7 +38,7 @@ class CellColumns(TypedDict):
 
     strategy: str
     ranks: int
-    repeat: int | None  # None where nothing was repeated
+    repeat: int | None  # None if nothing was repeated
 
 
 class StepRow(CellColumns):
@@ -47,7 +47,7 @@ class StepRow(CellColumns):
     step_s: float | None
     p10_s: Annotated[float | None, Column(drop=1)]
     p90_s: Annotated[float | None, Column(drop=2)]
-    # None where gradients are also sent elsewhere, or by code that is not this package's.
+    # None if gradients are also sent at other times, or by code outside of this package
     communication_s: Annotated[
         float | None,
         Column(
@@ -66,7 +66,7 @@ class StepRow(CellColumns):
     ]
     hidden: Annotated[float | None, Column(drop=4)]
     tokens_per_s: Annotated[float | None, Column(drop=3)]  # of all ranks
-    # That over the throughput of as many baselines; None without a baseline, or where it was disturbed.
+    # Tokens/s over that of as many baselines; None without a baseline, or with a disturbed one.
     efficiency: Annotated[
         float | None, Column(note="efficiency: tokens/s over that of the same number of independent ranks")
     ]
@@ -76,7 +76,7 @@ class StepRow(CellColumns):
 class CommunicationRow(CellColumns):
     """Communication time of a cell on ranks, by two methods.
 
-    The first is the step's time beyond the baseline's step. The other is the straggler's trace.
+    The first is the step's time minus the baseline's; the other is from the straggler's trace.
     """
 
     by_difference_s: Annotated[float | None, Column("longer", "longer: step time minus that of one rank alone")]
@@ -94,9 +94,9 @@ class CommunicationRow(CellColumns):
         float | None, Column(note="hidden: communication with simultaneous computation, from the same trace")
     ]
     hidden: Annotated[float | None, Column("hidden %", drop=1)]  # hidden_s over all communication
-    # Of all collectives, mean over the recorded steps.
+    # all collectives, mean over the recorded steps
     transfer_s: Annotated[float | None, Column(note="transfer: time of the collectives after all ranks have joined")]
-    # The longest of any rank, mean over the recorded steps.
+    # the rank that waits longest, mean over the recorded steps
     waiting_s: Annotated[
         float | None, Column(note="waiting: time until all ranks have joined, of the rank that waits longest")
     ]
@@ -107,7 +107,7 @@ class DifferenceRow(CellColumns, Reconciled):
 
 
 class VolumeRow(CellColumns):
-    """Bytes of a cell per step and per rank; memory is that of the rank that holds most."""
+    """Bytes of a cell per step and per rank; memory is of the rank that holds most."""
 
     collectives: Annotated[int | None, Column("calls")]
     sent_bytes: Annotated[float | None, Column(note="sent: bytes that a rank sends in a step, counted by the strategy")]
@@ -211,7 +211,7 @@ def steps(group: Sequence[RunRecord]) -> list[StepRow]:
 
 
 def _tokens(record: RunRecord) -> int | None:
-    """Return the tokens of a step of all ranks; a foreign model's are those that it reported."""
+    """Return the tokens in a step of all ranks; for a foreign model, as the model reported them."""
     config = record.run_config
     own = config.batch_size * config.tokens_per_sequence
     tokens = first_row(record.results, "ran").get("tokens") if config.subject is Subject.OWN else own
@@ -225,17 +225,17 @@ def _efficiency(record: RunRecord, group: Sequence[RunRecord]) -> float | None:
 
 
 def is_disturbed(record: RunRecord, group: Sequence[RunRecord]) -> bool:
-    """Return whether a cell is too efficient for its baseline to have been measured undisturbed."""
+    """Return whether a cell is so efficient that its baseline must have been disturbed."""
     return (_efficiency(record, group) or 0.0) > MOST_EFFICIENT
 
 
 def disturbance(group: Sequence[RunRecord]) -> list[str]:
-    """Return the note on what is not shown of cells whose baseline was disturbed."""
+    """Return the note on values that are left out because the baseline was disturbed."""
     return [DISTURBED] if any(is_disturbed(record, group) for record in clean(group)) else []
 
 
 def _after_backward_s(record: RunRecord) -> float | None:
-    """Return the time after backward in which gradients are averaged; None where they are also sent elsewhere."""
+    """Return the time after backward in which gradients are averaged; None if they are also sent at other times."""
     if _step_s(record) is None or not averages_after_backward(record.run_config.strategy):
         return None
     assert record.measurement is not None
@@ -278,7 +278,7 @@ def communication(group: Sequence[RunRecord]) -> list[CommunicationRow]:
 
 
 def _longer_s(record: RunRecord, group: Sequence[RunRecord]) -> float | None:
-    """Return by how much a step is longer than the baseline's; None where the baseline was disturbed."""
+    """Return by how much a step is longer than the baseline's; None if the baseline was disturbed."""
     step_s, alone_s = _step_s(record), _step_s(baseline(group, record.repeat))
     return step_s - alone_s if step_s and alone_s and not is_disturbed(record, group) else None
 
@@ -328,7 +328,10 @@ def gathered(group: Sequence[RunRecord]) -> list[GatheredRow]:
 
 
 def straggler(record: RunRecord | None) -> RankOverlapRow | None:
-    """Return the row of the rank with the longest step, with the longest waiting of any; None without a trace."""
+    """Return the row of the rank with the longest step, with the longest waiting time of any rank.
+
+    None without a trace.
+    """
     rows = RANK_OVERLAP.of(record.results) if record else []
     if not rows:
         return None

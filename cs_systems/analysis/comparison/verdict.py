@@ -9,11 +9,13 @@ from cs_systems.analysis.comparison.runs import speedups
 from cs_systems.config import FIELDS, RunConfig
 from cs_systems.record import RunRecord
 
-MOST_CELLS = 12  # with more, the table is the answer
+MOST_CELLS = 12  # with more cells, the table is the answer
 
 
 def verdict(records: Sequence[RunRecord]) -> str:
-    """Return the verdict in a sentence; "" unless all cells, at least two, were timed and differ in one field alone.
+    """Return the verdict as a sentence.
+
+    "" unless there are at least two cells, all timed, that differ in one field only.
 
     Example: `sdpa_flash is 1.09 (1.04 … 1.14) times as fast as naive`.
     """

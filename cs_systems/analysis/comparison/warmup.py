@@ -1,4 +1,4 @@
-"""Causes of slow first steps: each step against the steady state, with the known events in it."""
+"""Causes of slow first steps: each step compared with the steady state, with the known events in it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLOCK_STEADY = 0.97
 
 
 class WarmupRow(TypedDict):
-    """Step with its time and the known events in it; None is a counter that was not read."""
+    """Step with its time and the known events in it; None means that a counter was not read."""
 
     step: int
     warmup: Annotated[bool, Column("warm-up")]

@@ -1,8 +1,9 @@
-"""Diagnoses of lost time or memory in a step: the cause, the remedy, and what it is known to give.
+"""Diagnoses of lost time or memory in a step: the cause, the remedy, and the gain as far as it is known.
 
 A rule is a module that exports one constant, `RULE`; the file's name, with dashes, is the code of its diagnoses. A rule
 reads the numbers of an `Evidence`, from records, a trace or a snapshot, and returns None if they do not show its cause.
-`apply_rules` asks every rule about one step; `diagnose` answers for a run, where the cells judge each other's remedies.
+`apply_rules` asks every rule about one step; `diagnose` answers for a run, in which cells may have measured each
+other's remedies.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ __all__ = [
     "without_options",
 ]
 AFTER_HOST = "then, when the GPU no longer waits for the host"
-_OPTIONS = re.compile(r" \(--[^();]*\)|; --[^();]*(?=\))")  # alone in parentheses, or behind PyTorch's own names
+_OPTIONS = re.compile(r" \(--[^();]*\)|; --[^();]*(?=\))")  # options in parentheses, alone or after PyTorch's own names
 
 
 def apply_rules(evidence: Evidence) -> Answer:
-    """Return what the rules find in the numbers of one step, the largest cause first."""
+    """Return the findings of all rules for the numbers of one step, the largest cause first."""
     if evidence.is_empty:
         return Answer(unknowns=evidence.unknowns, not_judged=evidence.not_judged)
     from cs_systems.analysis.diagnosis._plan import planned
@@ -88,15 +89,15 @@ def apply_rules(evidence: Evidence) -> Answer:
 
 
 def without_options(remedy: str) -> str:
-    """Return a remedy without its options in parentheses, for a trace, a snapshot or a loop of another program."""
+    """Return a remedy without cs-systems options in parentheses, for a trace, snapshot or loop of another program."""
     return _OPTIONS.sub("", remedy)
 
 
 def diagnose(records: RunRecord | Iterable[RunRecord]) -> Answer:
     """Return the answer about a record or a run: a diagnosis per rule, of the cell in which its share is largest.
 
-    A cell that was timed and profiled is judged by both together. Where the run holds the cell that carries out a
-    remedy, the measured time is what the remedy is expected to give, and a remedy that gained nothing is not named.
+    If a cell was timed and profiled, both are used. If the run has a cell that carries out a remedy, its measured time
+    is the expected one, and a remedy without a gain is left out.
 
     Raises ConfigError for anything that is not a record.
     """
@@ -133,7 +134,7 @@ def diagnose(records: RunRecord | Iterable[RunRecord]) -> Answer:
 
 
 def _where(config: RunConfig, count: int, configs: Sequence[RunConfig]) -> str:
-    """Return the cell by its differences from the others, and the number of cells with the same diagnosis."""
+    """Return a cell's differences from the others as text, and the number of cells with this diagnosis."""
     if len(configs) < 2:
         return ""
     name = describe(config, same_fields(configs) | {"profiler"}) or describe(config, {"profiler"})

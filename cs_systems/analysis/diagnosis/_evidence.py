@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from cs_systems.analysis.memory.tensor_names import TensorNames
     from cs_systems.analysis.replay import Replay
 
-HOST_BOUND = 0.3  # share of the step; above it, the host and not the kernels decides how long the step takes
-# Profiler → by which factors, least and most, it slows down a host that launches: of twelve model families on one H100
+HOST_BOUND = 0.3  # share of the step; above it, the host and not the kernels determines the step's duration
+# Profiler → smallest and largest factor by which it slows down a launching host: of twelve model families on one H100
 # under Kineto, and of ten sizes on one H200 under nsys.
 SLOWER_UNDER = {"kineto": (1.5, 3.6), "nsys": (1.2, 1.6)}
-FEWEST_KERNELS = 20  # of a pass that does not repeat; with fewer it is set-up, or a test
+FEWEST_KERNELS = 20  # fewest kernels in a pass that does not repeat; with fewer it is set-up, or a test
 ON_CPU = "on a CPU no GPU is idle and no kernel is slow; measure on a GPU"
 OF_HOST_MEMORY = re.compile(r"(cuda|hip)(Host(Alloc|Malloc|Register|Free|Unregister)|FreeHost|MallocHost)|cuMemHost")
 MOSTLY = 0.5  # share of a time or size; what takes more is most of it
@@ -62,20 +62,20 @@ class Evidence:
         measurement: the steps without a profiler, all of them timed.
         config: the configuration; None for a trace of any program.
         device_name: the GPU; None without one.
-        device_bytes: the memory that the step may fill.
+        device_bytes: the memory that the step may use.
         memory: the memory at the peak.
         has_mixed_steps: the steps are of several kinds or sizes, so that their spread is not noise.
         usual: the usual steps of a trace, and those set apart from them.
-        only_device_s: time of the kernels, where the step is looked at as if nothing else took time.
+        only_device_s: time of the kernels, if the step is judged as if nothing else took time.
         attention_scores: kernels between two matrix products that access the scores of attention, without a known
             place.
         failure: the last request of a snapshot that failed.
-        job: all ranks of the program, whose other numbers are those of the rank that the others wait for.
+        job: all ranks of the program; the other numbers are then of the rank that the others wait for.
         distribution: the division of a trace's program among ranks; None for one rank alone.
         subject: the steps that the tables are about, such as "steps 3–14 of 15"; "" for all.
         judged: what the rules judge, in words; "" if they have nothing to judge.
         not_judged: why they have nothing to judge, and the remedy.
-        unknowns: questions that the data cannot answer, and how to record what does.
+        unknowns: questions that the data cannot answer, and how to record the missing data.
     """
 
     tables: Tables = field(default_factory=dict)
@@ -115,7 +115,7 @@ class Evidence:
 
     @cached_property
     def clean_s(self) -> float | None:
-        """Duration of a step without a profiler: measured without one, else before the profiler began."""
+        """Duration of a step without a profiler: measured in such a run, else before the profiler began."""
         if self.measurement is not None and self.measurement.timed:
             return self.measurement.median_s()
         before: float | None = first_row(self.tables, "overhead").get("not_recorded_s")
@@ -168,7 +168,7 @@ class Evidence:
 
     @property
     def is_host_bound(self) -> bool:
-        """Flag of a step that ends when the host has done its work, so that shorter kernels gain little."""
+        """Flag of a step that ends when the host's work is done, so that shorter kernels gain little."""
         if self.step_s is None:
             return False
         if "gaps" not in self.tables:
@@ -184,7 +184,7 @@ class Evidence:
 
     @cached_property
     def of_device(self) -> Evidence | None:
-        """Evidence of the step if the GPU waited for nothing, of its kernels alone; None if their time is unknown."""
+        """Evidence of the step reduced to its kernels, as if the GPU never waited; None if their time is unknown."""
         if not self.busy_s:
             return None
         idle_free: Tables = {**self.tables, "gaps": []}
@@ -192,9 +192,11 @@ class Evidence:
 
     @cached_property
     def unprofiled_s(self) -> tuple[float, float] | None:
-        """Least and most that the recorded step takes without the profiler; None if that is measured, or unknown.
+        """Shortest and longest duration of the recorded step without the profiler.
 
-        The profiler slows down the host where it launches: that time is divided by the usual factors.
+        None if it was measured, or is unknown.
+
+        The profiler slows down the host where it launches: the time of launches is divided by the usual factors.
         """
         if self.usual is None or self.clean_s is not None or self.step_s is None:
             return None
@@ -253,7 +255,7 @@ class Evidence:
     def mostly_torch(self, families: Iterable[str]) -> bool:
         """Return whether PyTorch's own kernels take most of these families' time; True where no kernel is known.
 
-        Kernels of cuDNN, which every framework calls, do not count if PyTorch's own run beside them.
+        Kernels of cuDNN, which every framework calls, do not count if PyTorch's own kernels run too.
         """
         of_family = [row for row in self.kernels() if row["family"] in {*families}]
         own_s = sum(row["time_s"] for row in of_family if "at::native" in row["kernel"])
@@ -264,7 +266,7 @@ class Evidence:
     def input_s(self) -> float:
         """Time that the host waits for the step's batch, limited to the GPU's idle time if that is known.
 
-        A data loader's range counts where no phase `input` is marked.
+        Without a marked phase `input`, a data loader's range counts.
         """
         if self.measurement is not None and self.measurement.timed:
             return self.phase_s(Phase.INPUT) or 0.0
@@ -279,7 +281,7 @@ class Evidence:
         return self.measurement.median_s(phase) if self.measurement else None
 
     def rows_of(self, *families: str, phases: Iterable[str] | None = None, without: Iterable[str] = ()) -> list[Row]:
-        """Return the rows of `phases` of these kernel families, in these phases or in all but those of `without`."""
+        """Return the rows of `phases` for these kernel families, in these phases or in all except `without`."""
         of = phase_rows.of(self.tables)
         wanted = None if phases is None else {*phases}
         return [
@@ -291,9 +293,9 @@ class Evidence:
         ]
 
     def experiment(self, name: str, instead: str | None = None) -> ExperimentRow | None:
-        """Return the row of an experiment that was made; None if it was not.
+        """Return the row of an experiment; None if it was not made.
 
-        instead: the variant, such as a precision; None: the fastest of all.
+        instead: the variant, such as a precision; None for the fastest of all.
         """
         made = [
             row
@@ -306,7 +308,7 @@ class Evidence:
         return kernels.of(self.tables)
 
     def kernels_named(self, pattern: re.Pattern[str], families: Collection[str] = ()) -> tuple[tuple[Row, ...], float]:
-        """Return the kernels whose name has the pattern, of these families (none: of all), and their seconds of a step.
+        """Return the kernels of these families (none: all) with matching names, and their time per step in s.
 
         Kernels of several streams run at once, so their sum is bounded by the step.
         """
@@ -353,7 +355,7 @@ def of_records(records: Sequence[RunRecord]) -> Evidence:
     """Return the evidence in all records of one cell: timed, profiled, and with its memory recorded.
 
     If several records have the same profiler, the last one counts; if several have the same table, the one without a
-    profiler. Tables of profilers that change the step, such as the waits of its ranks, are left out.
+    profiler. Tables of profilers that change the step are left out, such as the one that measures waits of ranks.
     """
     has_times = Subject.of(records[0].config["workload"]).is_timed
     timed = [r for r in records if has_times and not r.is_profiled and r.is_timing]
@@ -361,7 +363,7 @@ def of_records(records: Sequence[RunRecord]) -> Evidence:
     tables: Tables = {}
     for record in (*profiled, *timed):
         tables = {**tables, **record.results}
-    for record in records:  # a loop's stand in the record of its last stage, whatever that records
+    for record in records:  # a loop's tables are in the record of its last stage, with whichever profiler that ran
         if rows := EXPERIMENTS.of(record.results):
             tables = {**tables, **EXPERIMENTS.filled(rows)}
     if not timed:  # a loop with a loss that is NaN has no times
@@ -392,7 +394,7 @@ def of_trace(tables: Tables, device_name: str | None) -> Evidence:
 
 
 def of_profile(profile: Profile) -> Evidence:
-    """Return the evidence of a foreign trace: the tables of its usual steps, and what it cannot tell."""
+    """Return the evidence of a foreign trace: the tables of its usual steps, and the questions that it leaves open."""
     from cs_systems.analysis.attribution.distribution import distribution
     from cs_systems.analysis.attribution.tables import NO_COSTS
     from cs_systems.analysis.attribution.tables import TABLES as MADE
@@ -433,7 +435,7 @@ def _kernels_of(usual: Usual) -> int:
 
 
 def _too_little(usual: Usual) -> str:
-    """Return why a recording of one pass with hardly a kernel is no basis for a step."""
+    """Return why a recording of one pass with only a few kernels is not enough to judge a step."""
     count = _kernels_of(usual)
     time_s, of_s = human(usual.profile.time_s, "s"), human(usual.step_s, "s")
     return (
@@ -443,7 +445,7 @@ def _too_little(usual: Usual) -> str:
 
 
 def of_job(job: Merged, rank: int, profile: Profile) -> Evidence:
-    """Return the evidence of a job's traces: all ranks, and in detail the one that the others wait for."""
+    """Return the evidence of a job's traces: all ranks, and details of the rank that the others wait for."""
     from cs_systems.analysis.attribution.distribution import distribution
 
     own = of_profile(profile)

@@ -1,6 +1,6 @@
-"""Forms of an answer: diagnoses with their numbers, and what cannot be told.
+"""Parts of an answer: diagnoses with their numbers, and questions that stay open.
 
-A number stands in a sentence only with its basis: `expected` by a measurement or a replay, `at_best` by a bound.
+Every number in a sentence has a basis: `expected` from a measurement or a replay, `at_best` from a bound.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from cs_systems.analysis.diagnosis._evidence import Evidence
     from cs_systems.analysis.replay import Change
 
-WORTH = 0.05  # share of the step or the peak; what takes less is within the noise of most machines
-SMALL = 0.1  # share; a cause that takes less comes after those outside of the usual steps
-EXPLAINS = 0.5  # share of a general cause
-MOST = 3  # sentences that a page or a command begins with
+WORTH = 0.05  # share of the step or the peak; less is within the noise of most machines
+SMALL = 0.1  # share; smaller causes come after those outside of the usual steps
+EXPLAINS = 0.5  # share of a general cause that a more specific one must explain
+MOST = 3  # largest number of sentences at the start of a page or an output
 
 
 class DiagnosisRow(TypedDict):
@@ -44,7 +44,7 @@ class DiagnosisRow(TypedDict):
 
 @dataclass(frozen=True)
 class Expected:
-    """Duration of the step, or peak, that is expected after the remedy: between `low` and `high`.
+    """Duration of the step, or peak, that is expected after the remedy, between `low` and `high`.
 
     how: the number's basis, a measurement of the same program or a replay of its recorded step.
     """
@@ -68,24 +68,24 @@ class Diagnosis:
         evidence: the rows that the numbers come from.
         subject: the steps that the numbers are from, such as "steps 3–14 of 15"; "" for all.
         where: the place in the program, such as "evaluate() at train.py:88".
-        expected: what the remedy is expected to give; None where only an experiment can tell.
-        takes: the time or the bytes of the cause; None: all above `at_best`.
+        expected: the expected result of the remedy; None if only an experiment can show it.
+        takes: the time or the bytes of the cause; None means all above `at_best`.
         try_it: the command that measures the remedy.
         code: the rule's name.
         cells: the affected cells of a run, if there are several.
-        comes_last: others come first.
-        is_of_recording: its numbers are of the whole recording, and not of the steps that the evidence is about.
-        is_outside: the cause is outside the usual steps, in which nothing may be wrong.
+        comes_last: whether all others come first.
+        is_of_recording: its numbers are of the whole recording, not only of the judged steps.
+        is_outside: the cause is outside of the usual steps.
         is_last_resort: it names no cause, only a distance from a ceiling, and is left out where a cause is found.
-        options: the fields of a cell that carry out the remedy, with the values that do: a run that has such a cell
-            beside this one has measured the remedy.
+        options: the fields of a cell that carry out the remedy, with the values; a run with such a cell has measured
+            the remedy.
         weight: the share of a loop's time that its usual steps take, where `now` is one of them; for the order.
-        change: the remedy as a change of the recorded step, which a replay can carry; None without one.
-        then: the words for a remedy that follows others: `now` is the step after those; "" for the first.
-        recorded: the step as a profiler recorded it, where `now` is without the profiler's usual slowdown.
+        change: the remedy as a change that a replay can apply to the recorded step; None without one.
+        then: the phrase for a remedy that follows others, where `now` is the step after those; "" for the first.
+        recorded: the step as a profiler recorded it, if `now` excludes the profiler's usual slowdown.
         refines: the codes of causes that this one explains in part or whole.
         precedes: the codes of causes that this one comes before unless it takes little.
-        unprofiled: least and most that `now` may be without the profiler, where only a profiled step is known.
+        unprofiled: lower and upper bound of `now` without the profiler, if only a profiled step is known.
     """
 
     cause: str
@@ -130,7 +130,7 @@ class Diagnosis:
         return f"{then}{self.cause}{f' ({where})' if where else ''}: {self.remedy}{self._gain()}"
 
     def _gain(self) -> str:
-        """Return the numbers after the remedy, with their basis; without one, how to find out."""
+        """Return the numbers after the remedy with their basis; without numbers, how to find out."""
         try_it = f"; try it: {self.try_it}" if self.try_it else ""
         if self.expected:
             value, low, high, now = self._written(self.expected.value, self.expected.low, self.expected.high, self.now)
@@ -149,7 +149,7 @@ class Diagnosis:
         return (f"; not below {least}, now {now}" if least != now else "") + try_it
 
     def _written(self, *values: float) -> list[str]:
-        """Return the values in one unit, which the first and the last have; with three digits where two are equal."""
+        """Return the low, expected and high value in one unit, with three digits if two would look equal."""
         unit = best_unit(SCALES[f"_{self.unit}"], [self.now])
         in_unit = [value / unit.factor for value in values]
         texts = [significant(value, 2) for value in in_unit]
@@ -184,7 +184,7 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Question that the data cannot answer, why, and how to record what answers it."""
+    """Question that the data cannot answer, the reason, and how to record the missing data."""
 
     text: str
 
@@ -193,11 +193,10 @@ class Unknown:
 class Rule:
     """Rule for one cause of lost time or memory: a function that finds it in the evidence, or returns None.
 
-    shortens_kernels: its remedy does nothing else, and so gains nothing while the host limits the step.
-    judges_loop: its causes are about a whole loop, and not about a usual step of it.
-    refines: the codes of rules whose causes it explains: it comes before them if it explains half of what they take.
-    precedes: the codes of rules whose remedies cost time or precision, while its own costs nothing: it comes before
-        them unless it takes little.
+    shortens_kernels: its remedy only shortens kernels, so it gains nothing while the host limits the step. judges_loop:
+    its causes are about a whole loop, not about a usual step. refines: the codes of more general rules: this rule comes
+    before them if it explains half of their time or memory. precedes: the codes of rules with remedies that cost time
+    or precision; this rule's costs nothing, so it comes before them unless its share is small.
     """
 
     find: Callable[[Evidence], Diagnosis | Unknown | None]
@@ -213,10 +212,10 @@ class Answer:
 
     Attributes:
         diagnoses: the causes that are worth a change, the largest first.
-        unknowns: what cannot be told, and how to record it.
-        judged: what was judged, in words: "the step", "steps 1–14 of 15"; empty if nothing was.
+        unknowns: open questions, and how to record the missing data.
+        judged: the judged steps: "the step", "steps 1–14 of 15"; empty if none were.
         not_judged: why nothing was judged, and the remedy.
-        refuted: remedies that the same run measured without a gain.
+        refuted: remedies that the same run measured, without a gain.
     """
 
     diagnoses: tuple[Diagnosis, ...] = ()
@@ -227,7 +226,7 @@ class Answer:
 
     @property
     def nothing(self) -> str:
-        """Return the sentence for an answer without a cause in the usual steps; "" where there is one."""
+        """Return the sentence for an answer without a cause in the usual steps; "" if there is a cause."""
         if any(not diagnosis.is_outside for diagnosis in self.diagnoses):
             return ""
         if self.unknowns:
@@ -243,12 +242,12 @@ class Answer:
 
     @property
     def verdict(self) -> str:
-        """Return that nothing is to be gained, where no cause but those that come last was found; it comes first."""
+        """Return that there is nothing to gain, if only causes that come last were found; this sentence comes first."""
         return self.nothing if self.diagnoses and all(one.comes_last for one in self.diagnoses) else ""
 
     @property
     def others(self) -> list[str]:
-        """Return what the run refutes, what cannot be told, and that nothing else is to be gained."""
+        """Return the refuted remedies, the open questions, and whether there is nothing else to gain."""
         unknown = (f"cannot be told: {text}" for text in self.unknowns)
         return [*self.refuted, *unknown, *filter(None, [self.nothing if not self.verdict else ""])]
 
@@ -257,9 +256,9 @@ NO_ANSWER = Answer()
 
 
 def ranked(found: Iterable[Diagnosis]) -> tuple[Diagnosis, ...]:
-    """Return the diagnoses that are worth a change, the largest first; those that come last after all others.
+    """Return the diagnoses that are worth a change, the largest first; those marked `comes_last` after all others.
 
-    What outweighs the usual steps comes before their causes.
+    Causes that outweigh the usual steps come before causes inside them.
     """
     worth = [diagnosis for diagnosis in found if diagnosis.share >= WORTH]
     causes = [diagnosis for diagnosis in worth if not diagnosis.is_last_resort] or worth
@@ -272,7 +271,7 @@ def ranked(found: Iterable[Diagnosis]) -> tuple[Diagnosis, ...]:
 
 
 def _rank(one: Diagnosis) -> tuple[bool, bool, bool, bool, float]:
-    """Return the place in the order: what concerns no usual step comes last, but before a small share of one."""
+    """Return the sort key: causes outside of the usual steps come last, but before small causes inside them."""
     is_small = one.share < SMALL and not one.comes_last
     return is_small, one.comes_last, not one.is_outside, bool(one.then), -one.share * one.weight
 

@@ -9,6 +9,6 @@ from cs_systems.analysis.diagnosis._memory_use import MemoryUse
 
 
 def expected(memory: MemoryUse, **changes: Any) -> Expected | None:
-    """Return the peak that the formula gives with these fields changed; None where none is valid, as for a snapshot."""
+    """Return the peak by formula with these fields changed; None if no formula applies, as for a snapshot."""
     peak = memory.forecast.peak(**changes) if memory.forecast else None
     return Expected(*peak, how="forecast") if peak else None

@@ -1,4 +1,4 @@
-"""Remedies that the same run has measured, in a cell or in an experiment: the measured time is the expectation."""
+"""Remedies that the same run has measured, in a cell or an experiment: the measured time is the expected one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cs_systems.analysis.diagnosis._evidence import Evidence
 
 TimedCells = Mapping[RunConfig, Sequence[RunRecord]]
-NO_GAIN = 0.02  # a smaller share of the step is no gain
+NO_GAIN = 0.02  # a smaller share of the step counts as no gain
 
 
 def timed_cells(records: Iterable[RunRecord]) -> TimedCells:
@@ -34,7 +34,7 @@ def with_measured(
 
     If no such cell is faster, return a sentence about it: the run's rows refute the remedy.
 
-    same: fields in which all cells of the run agree, and which need no name.
+    same: fields that have the same value in all cells of the run, and are not named.
     """
     if diagnosis.unit != "s" or not diagnosis.options:
         return diagnosis
@@ -58,7 +58,7 @@ def with_measured(
 
 
 def _followed(config: RunConfig, options: Mapping[str, Collection[Any]]) -> Iterator[RunConfig]:
-    """Yield the cells that differ from this one in one field, by a value that carries out the remedy."""
+    """Yield the cells that differ from this one in a single field, with a value that carries out the remedy."""
     for name, values in options.items():
         for value in values:
             if value != getattr(config, name):
@@ -69,7 +69,7 @@ def _followed(config: RunConfig, options: Mapping[str, Collection[Any]]) -> Iter
 
 
 def _spread(records: Sequence[RunRecord]) -> tuple[float, float]:
-    """Return the least and the largest median of the rounds and repeats."""
+    """Return the smallest and the largest median of the rounds and repeats."""
     medians: list[float] = []
     for record in records:
         by_round: dict[int, list[float]] = {}
@@ -82,7 +82,7 @@ def _spread(records: Sequence[RunRecord]) -> tuple[float, float]:
 def after(evidence: Evidence, experiment: str, beside_s: float = 0.0) -> Expected | None:
     """Return the duration of the step that an experiment measured; None if it was not made.
 
-    beside_s: time of the step that the experiment left out, and that the remedy does not change.
+    beside_s: time of the step that the experiment did not include, and that the remedy does not change.
     """
     row = evidence.experiment(experiment)
     if row is None or row["time_s"] is None:
@@ -93,11 +93,13 @@ def after(evidence: Evidence, experiment: str, beside_s: float = 0.0) -> Expecte
 
 
 def with_part(evidence: Evidence, experiment: str, instead: str | None = None) -> Expected | None:
-    """Return the step with a part of it in the time that an experiment measured; None if it was not made.
+    """Return the duration of the step if a part of it takes the time that an experiment measured.
 
-    It is also None while the step waits for the host, because a shorter part gains little then.
+    None if it was not made.
 
-    instead: the variant; None: the fastest.
+    Also None if the step waits for the host, because a shorter part then gains little.
+
+    instead: the variant; None for the fastest.
     """
     row, step_s = evidence.experiment(experiment, instead), evidence.step_s
     if row is None or row["time_s"] is None or row["baseline_s"] is None or step_s is None or evidence.is_host_bound:

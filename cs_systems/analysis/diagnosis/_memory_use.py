@@ -46,14 +46,14 @@ class MemoryUse:
         categories: bytes at the peak, by category; `logits` may be part of others.
         rows: the rows that these numbers come from.
         unusable_bytes: reserved at the peak between blocks in use; None if unknown.
-        lasting_bytes: of these, those that do not go with logits and attention scores; None if unknown.
+        lasting_bytes: of these, bytes that do not disappear together with logits and attention scores; None if unknown.
         is_expandable: the allocator's segments are expandable.
         without: the peak of a snapshot's events without the allocations of a category.
         forecast: the peak by formula with other fields of the cell; None without a formula.
-        leak: what each step leaves allocated; in no category.
-        graphs: those that no backward uses; in no category.
+        leak: allocations that each step leaves; in no category.
+        graphs: autograd graphs that no backward uses; in no category.
         output: an output of the last pass that is alive in the next.
-        returned: memory that went back to the driver and was asked for again.
+        returned: memory that was returned to the driver and requested again.
         models: further copies of the weights.
     """
 
@@ -77,9 +77,9 @@ class MemoryUse:
         return sum(self.categories.get(category, 0) for category in categories)
 
     def at_best(self, category: str, phases: Collection[str] | None = None) -> int:
-        """Return a bound on the peak without a category: by the snapshot's events, else what else is alive then.
+        """Return a lower bound of the peak without a category, by the snapshot's events or the other memory.
 
-        phases: those in which the category is gone; None: always.
+        phases: the phases in which the category is gone; None for all.
         """
         return self.peak_bytes - self.of(category) if self.without is None else self.without(category, phases)
 
@@ -133,7 +133,7 @@ def memory_of_record(record: RunRecord) -> MemoryUse | None:
     peak = reached.get("peak_allocated_bytes")
     if not peak:
         return None
-    from cs_systems.formulas.memory.fit import known_by_formula  # few records have their memory measured
+    from cs_systems.formulas.memory.fit import known_by_formula  # few records have measured memory
     from cs_systems.formulas.memory.model import step_memory
 
     known = known_by_formula(record)
@@ -141,7 +141,7 @@ def memory_of_record(record: RunRecord) -> MemoryUse | None:
     categories = {_CATEGORIES.get(name, name): size for name, size in components.items()}
     if reached["phase"] == Phase.OPTIMIZER and record.run_config.optimizer == "adamw_foreach":
         categories[FOREACH] = categories.get("workspace", 0)
-    # Where reserved memory changed during the phase, only its highest is known, which may be at another time.
+    # If reserved memory changed during the phase, only its maximum is known, perhaps from another moment.
     around = {row.get("reserved_bytes") for row in phases[max(number - 1, 0) : number + 1]}
     reserved = reached.get("peak_reserved_bytes") if around == {reached.get("peak_reserved_bytes")} else None
     rows: tuple[Row, ...] = (reached, cast(Row, categories))

@@ -1,4 +1,4 @@
-"""Plan of remedies: what each would give by a replay of the recorded step, each on top of those before it."""
+"""Plan of remedies: the gain of each by a replay of the recorded step, on top of those before it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from cs_systems.analysis.diagnosis._findings import WORTH, Diagnosis, Expected
 from cs_systems.analysis.replay import Change, LaunchesFree, Replay
 from cs_systems.analysis.replay import Expected as Predicted
 
-ALIKE = 0.8  # share of the largest saving: a remedy of one cause that saves as much comes before a CUDA graph
-MOST_BEYOND = 2  # times the share of a cause; a replay that saves more removes other causes with it
-SHORTER = 0.5  # times the kernels' time: several streams may overlap more than they did
+ALIKE = 0.8  # share of the largest saving: a remedy for one cause that saves this much comes before a CUDA graph
+MOST_BEYOND = 2  # times the share of a cause; a replay that saves more also removes other causes
+SHORTER = 0.5  # times the kernels' time: streams may overlap more than they did
 ON_TOP = "then, on top of that"
 
 
 def planned(found: Iterable[Diagnosis], replay: Replay, busy_s: float = 0.0) -> list[Diagnosis]:
-    """Return the diagnoses with the duration that the replay expects; what it finds to gain nothing is left out.
+    """Return the diagnoses with the duration that the replay expects; those without a gain are left out.
 
-    The first is expected alone, each next one on top of those before it. A diagnosis whose change the replay cannot
-    carry, or refuses, stays as it is; so does one of which it expects more than the cause takes, or a step that is
-    shorter than its kernels.
+    The first remedy is applied alone, each further one on top of those before it. A diagnosis stays unchanged if the
+    replay cannot apply its change, expects a saving beyond the cause, or a step shorter than its kernels.
 
     busy_s: the time of the kernels of a step.
     """

@@ -1,4 +1,4 @@
-"""Options of a cell that carry out a remedy which several rules have."""
+"""Options of a cell that carry out remedies shared by several rules."""
 
 from __future__ import annotations
 

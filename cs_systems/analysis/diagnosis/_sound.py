@@ -1,4 +1,4 @@
-"""Rows of tables that rules can rely on: those that fit the table's declaration."""
+"""Rows of tables that rules can rely on, because they match the table's declaration."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _NAMES = frozenset(" ".join(INDEX.values()).split())
 
 
 class Sound(Mapping[str, Sequence[Row]]):
-    """Tables of a record, which may come from any program, without the rows that fit no declaration.
+    """Tables of a record, which may come from any program, without the rows that do not match the declaration.
 
-    Tables that nobody declares, and those that are left without a row, are left out. A table is judged when it is read.
+    Undeclared tables, and tables without remaining rows, are left out. A table is judged when it is read.
     """
 
     def __init__(self, tables: Tables) -> None:

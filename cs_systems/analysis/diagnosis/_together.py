@@ -1,4 +1,4 @@
-"""Answer about several of a kind, such as the snapshots of all ranks, from the answer about each."""
+"""Answer about several files of a kind, such as the snapshots of all ranks, from the answer about each."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from cs_systems.analysis.diagnosis._findings import Answer, Diagnosis, ranked
 
 
 def together(answers: Mapping[str, Answer], kind: str) -> Answer:
-    """Return each cause once, of the one in which most memory or time is at stake, with the number that have it.
+    """Return each cause once, from the file where it takes the most, with the number of files that have it.
 
     Args:
         answers: name → its answer, such as "rank 3".
-        kind: the plural of what the names name, such as "ranks".
+        kind: the plural noun for the names, such as "ranks".
     """
     by_code: dict[str, list[tuple[str, Diagnosis]]] = {}
     for name, answer in answers.items():

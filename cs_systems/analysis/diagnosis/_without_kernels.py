@@ -1,4 +1,4 @@
-"""Reasons why a trace without kernels is not judged, and what it shows nevertheless."""
+"""Reasons why a trace without kernels is not judged, and what it still shows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cs_systems.core.units import counted, human
 from cs_systems.readers._lost_kernels import launches_kernel
 from cs_systems.readers.forms.trace import Trace
 
-OF_GPU, OF_CPU = re.compile("cudnn|cuda|miopen"), re.compile("mkl|_cpu")  # in the name of an operator
+OF_GPU, OF_CPU = re.compile("cudnn|cuda|miopen"), re.compile("mkl|_cpu")  # parts of an operator's name
 ACTIVITIES = "record with ProfilerActivity.CUDA too"
 OF_NSYS = "record with nsys profile --trace=cuda,nvtx"
 RECORD = "record on a machine with a GPU"
@@ -22,7 +22,7 @@ MOST_NAMED = 2
 
 
 def why_not_judged(profile: Profile) -> str:
-    """Return why nothing is judged: kernels that were lost, copies alone, or a program that ran on the CPU."""
+    """Return why nothing is judged: kernels were lost, there are only copies, or the program ran on the CPU."""
     trace = profile.trace
     first_s, last_s = profile.steps[0].start_s, profile.steps[-1].end_s
     span_s = max(last_s, trace.calls.end_s.max(initial=last_s)) - min(first_s, trace.calls.start_s.min(initial=first_s))
@@ -45,7 +45,7 @@ def why_not_judged(profile: Profile) -> str:
 
 
 def _start_up(trace: Trace, span_s: float) -> str:
-    """Return the calls that opened CUDA, if they took most of the time."""
+    """Return a clause on the calls that initialize CUDA, if they took most of the time."""
     calls = long_calls(trace, -math.inf, math.inf, FIRST_CALL_S)
     if not span_s or sum(calls.values()) < MAIN * span_s:
         return ""
@@ -54,7 +54,7 @@ def _start_up(trace: Trace, span_s: float) -> str:
 
 
 def _copies(trace: Trace, span_s: float) -> str:
-    """Return the bytes and the rate of the copies by direction, and their share of the time."""
+    """Return the bytes and rates of the copies by direction, and their share of the time, as text."""
     copies = trace.copies
     lasted = copies.end_s - copies.start_s
     said = list[str]()
@@ -70,7 +70,7 @@ def _copies(trace: Trace, span_s: float) -> str:
 
 
 def _operators(profile: Profile) -> dict[str, float]:
-    """Return the host's time in each operator, without the operators inside it."""
+    """Return the host's time in each operator, without nested operators."""
     times: dict[str, float] = defaultdict(float)
     for row in operators(profile):
         times[row["operator"]] += row["host_self_s"]

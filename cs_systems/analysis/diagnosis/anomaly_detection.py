@@ -7,7 +7,7 @@ from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.config import Phase
 
-NOTABLE = 0.5  # share of the backward passes: a single step may search for a NaN on purpose
+NOTABLE = 0.5  # share of the backward passes; a single step may search for a NaN on purpose
 REMEDY = "leave it off except to find a NaN: torch.autograd.set_detect_anomaly(False)"
 
 

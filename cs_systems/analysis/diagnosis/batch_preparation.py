@@ -22,7 +22,7 @@ _OF_DATA = ("tokenizes text", "decodes images", "waits for a server", "sleeps")
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the own functions whose results the model is given, by the data flow in the loop's source."""
+    """Find the own functions whose results become the model's input, by the data flow in the loop's source."""
     step_s, phase_s = evidence.step_s, evidence.phase_s(OTHER)
     of_loader = ends_of_iterators(evidence)
     of_model = (row for row in OWN_PYTHON.of(evidence.tables) if row.get("feeds_model") and row not in of_loader)

@@ -7,7 +7,7 @@ from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.core.fields import Subject
 from cs_systems.core.tables import Row
 
-NOTABLE = 3.0  # times the ceiling; well-tuned training steps stay below it
+NOTABLE = 3.0  # times the ceiling; well-tuned training steps need less
 REMEDY = "profile the step to see the cause (cs-systems profile --with kineto)"
 
 
@@ -16,7 +16,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     step_s, measurement, config = evidence.step_s, evidence.measurement, evidence.config
     if step_s is None or measurement is None or config is None or "gaps" in evidence.tables:
         return None
-    if evidence.device_name is None or config.subject is Subject.ATTENTION:  # which `profile` does not take
+    if evidence.device_name is None or config.subject is Subject.ATTENTION:  # `profile` does not take such cells
         return None
     rows: list[Row] = [
         {"phase": phase, "median_s": evidence.phase_s(phase), "ceiling_s": floor}

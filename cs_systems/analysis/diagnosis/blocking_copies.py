@@ -29,7 +29,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
 
 
 def _after(evidence: Evidence) -> Diagnosis | None:
-    """Find copies to the host after the last kernel of a process that was recorded whole and does nothing twice."""
+    """Find copies to the host after the last kernel, in a recording of a whole process that repeats nothing."""
     usual = evidence.usual
     if usual is None or not usual.is_once or not usual.total_s or usual.profile.trace.profiler not in WHOLE_PROCESS:
         return None

@@ -13,7 +13,7 @@ from cs_systems.core.statistics import quantile
 
 REMEDY = "raise the data loader's num_workers and prefetch_factor, or prepare the data in advance"
 ANEW = "make the loader and its iterator once, outside of the loop, with persistent_workers=True for several epochs"
-MOSTLY = 0.5  # share of the steps with a new iterator, from which it is not the begin of an epoch
+MOSTLY = 0.5  # share of the steps with a new iterator; above it, this is not the start of an epoch
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
@@ -29,7 +29,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
     row = {"phase": Phase.INPUT.value, "time_s": waited_s}
     expected = after(evidence, "same-batch")
     lines = (row for row in OWN_PYTHON.of(evidence.tables) if row["phase"] == Phase.INPUT and row["samples"] >= FEWEST)
-    where = next((named(row) for row in lines if row["place"]), "")  # the dataset's, if the loop itself reads it
+    # the dataset's function, if the loop itself reads the dataset
+    where = next((named(row) for row in lines if row["place"]), "")
     return Diagnosis(
         cause,
         ANEW if is_anew else REMEDY,
@@ -44,13 +45,13 @@ def find(evidence: Evidence) -> Diagnosis | None:
 
 
 def iterates_anew(evidence: Evidence) -> bool:
-    """Return whether a data loader begins an iterator in most steps, and not only at the begin of an epoch."""
+    """Return whether a data loader begins an iterator in most steps, not only at the start of an epoch."""
     row = next(iter(ITERATORS.of(evidence.tables)), None)
     return row is not None and row["with_new"] >= MOSTLY * row["steps"]
 
 
 def ends_of_iterators(evidence: Evidence) -> list[OwnPythonRow]:
-    """Return the own lines of the phase `other` that end an iterator made for one step, and wait for its workers."""
+    """Return the lines in phase `other` that end an iterator made for one step, and so wait for its workers."""
     if not iterates_anew(evidence):
         return []
     rows = (row for row in OWN_PYTHON.of(evidence.tables) if row.get("feeds_model"))
@@ -58,9 +59,9 @@ def ends_of_iterators(evidence: Evidence) -> list[OwnPythonRow]:
 
 
 def _noise_s(evidence: Evidence) -> float:
-    """Return by how much the rest of a loop's step varies: half of the range of its middle 80%.
+    """Return how much the rest of a loop's step varies: half of the range of its middle 80%.
 
-    Where other programs keep the machine busy, they slow down the workers of a data loader, too.
+    If other programs keep the machine busy, they also slow down the workers of a data loader.
     """
     if evidence.measurement is None or not evidence.is_loop or evidence.has_mixed_steps:
         return 0.0

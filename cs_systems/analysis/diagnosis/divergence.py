@@ -6,7 +6,7 @@ from cs_systems.analysis.comparison.loop_findings import OUTCOME
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 
-NOTABLE = 10  # times the largest of the first losses; curricula, and the losses of a GAN, grow by less in some steps
+NOTABLE = 10  # times the largest of the first losses; in curricula and GANs, losses grow by less
 REMEDY = (
     "lower the learning rate, warm it up (torch.optim.lr_scheduler.LinearLR), or clip the gradients "
     "(torch.nn.utils.clip_grad_norm_)"
@@ -14,7 +14,7 @@ REMEDY = (
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find a loss of which the last quarter lies far above the first one."""
+    """Find a loss that is far higher in the last quarter than in the first."""
     row = next(iter(OUTCOME.of(evidence.tables)), None)
     if row is None or row.get("fault"):
         return None

@@ -10,12 +10,12 @@ from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.config import Phase
 
 KERNEL = re.compile(r"(?<![a-z])dgemm|d884|f64f64|<double|double>", re.IGNORECASE)  # not GroupedGemm
-ARGUMENT = re.compile(r"\(([^()]*\W)?double\b[^()]*")  # in the list of a kernel's arguments, which may be cut
+ARGUMENT = re.compile(r"\(([^()]*\W)?double\b[^()]*")  # in the argument list of a kernel, which may be cut off
 SLOW = re.compile(r"GeForce|\bGTX\b|\bRTX\b|Quadro RTX|Tesla T4|\bT4\b|\bL40?S?\b|\bA(10|16|40)\b")
 DOMINANT = 0.3  # share of the step
 ARGUMENTS = "compute in float where its precision is enough, literals without f (0.5) included, which are fp64"
 NOTABLE = 0.1  # share of the step
-SLOWER = 0.8  # of the rate of float32; above, another precision gains little
+SLOWER = 0.8  # times the rate of float32; above it, another precision gains little
 REMEDY = (
     "compute in fp32 or bf16: convert the inputs and the model (.float(), model.to(torch.bfloat16)); arrays of NumPy "
     "are fp64"
@@ -23,7 +23,7 @@ REMEDY = (
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the time of fp64 products, by kernels or by a loop's weights; what another precision gains is unknown."""
+    """Find the time of fp64 products, by kernels or by a loop's weights; the gain of another precision is unknown."""
     step_s = evidence.step_s
     if step_s is None:
         return None

@@ -1,7 +1,7 @@
 """Rule for exposed communication: collectives run while nothing is computed.
 
-A rank that waits for another one runs its collective meanwhile. Only the traces of all ranks tell this waiting from the
-transfer; remedies of the transfer do not shorten it.
+A rank that waits for another one runs its collective meanwhile. Only the traces of all ranks separate this waiting from
+the transfer; remedies for the transfer do not shorten it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ BUCKETS = "send the gradients in buckets (--strategy ddp_bucketed)"
 SIZES = "try other bucket sizes (--bucket-size-mb)"
 ASK = "analyze the traces of all ranks together: one rank's trace does not tell waiting from transfer"
 COMMAND = "cs-systems analyze RANK0 RANK1 … --ranks"
-NOTABLE = 0.1  # share of a loop's step; gloo's threads take some on a busy machine
+NOTABLE = 0.1  # share of a loop's step; on a busy machine, gloo's threads take some of it
 ALONE_BESIDE = "without computation beside it"
 ALONE = f"communication {ALONE_BESIDE}"
 WAITED = ", waiting for other ranks included"
 BATCH = "use a larger batch for each rank"
-# What wraps the program → changes that it does not have yet, of a foreign trace.
+# wrapper of the program → possible changes, for a foreign trace
 OF_WRAPPER = {
     DDP: ("send the gradients in bf16 (bf16_compress_hook)", "try other bucket sizes (bucket_cap_mb)"),
     FSDP: ("gather and reduce in bf16 (MixedPrecisionPolicy)", "prefetch more blocks ahead"),
@@ -47,9 +47,9 @@ def find(evidence: Evidence) -> Diagnosis | None:
     """Find the exposed time of the worst rank or device; without a trace, the communication after backward.
 
     A profiler lengthens the exposed time as well as the step, so its share of the traced step is applied to the step
-    without a profiler; the sentence has both. Where the transfer is known, no more than it counts: the rest is waiting.
-    A profiler that lengthens the host's work alone makes this share too small, so the communication after backward of
-    the step without a profiler counts where it is longer.
+    without a profiler; the sentence names both. If the transfer is known, only the transfer counts, because the rest is
+    waiting. A profiler that lengthens only the host's work makes this share too small. So the communication after
+    backward, measured without a profiler, counts if it is longer.
     """
     step_s = evidence.step_s
     if step_s is None or evidence.setting("world_size") == 1:
@@ -75,7 +75,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     cause = f"{share:.0%} of the {of} is {ALONE}{waited}"
     strategy = str(evidence.setting("strategy"))
     options = {"strategy": strategies} if (strategies := _strategies(strategy)) else {}
-    # Fewer collectives also save the host their launches: the exposed time bounds no such remedy.
+    # fewer collectives also save launches of the host, so the exposed time is not a bound for such remedies
     takes = max(step_s * share, left_s)
     at_best = None if strategies and _more_overlap(strategy) == BUCKETS else step_s - takes
     return Diagnosis(cause, _remedy(evidence), step_s, at_best, evidence=(worst,), takes=takes, options=options)
@@ -91,7 +91,10 @@ def _of_loop(row: ExchangeRow, step_s: float) -> Diagnosis | None:
 
 
 def _of_one_rank(found: Distribution, step_s: float) -> Diagnosis:
-    """Find the exposed time of the only rank known, which may be waiting; sends and receives are a pipeline's."""
+    """Find the exposed time of the only known rank, which may include waiting.
+
+    Sends and receives belong to a pipeline.
+    """
     exposed_s = found.exposed_s(call for call in found.calls if call.name not in PAIRWISE)
     times = f"{human(exposed_s, 's')} of {human(step_s, 's')}"
     cause = f"{exposed_s / step_s:.0%} of the traced step ({times}) is {ALONE}{WAITED}"
@@ -119,7 +122,7 @@ def _of_job(evidence: Evidence, job: Merged) -> Diagnosis | None:
 
 
 def _remedy(evidence: Evidence) -> str:
-    """Return changes that the program, as far as it is known, does not have yet."""
+    """Return possible changes that the program, as far as known, does not make yet."""
     found = evidence.distribution
     if evidence.config is None and found is not None and (found.wrapper or not found.has_backward):
         return _joined([*OF_WRAPPER.get(found.wrapper, OF_INFERENCE), BATCH])
@@ -135,7 +138,7 @@ def _joined(ways: Sequence[str]) -> str:
 
 
 def _strategies(strategy: str) -> list[str]:
-    """Return the strategies that carry out what `_more_overlap` says, where it is another strategy."""
+    """Return the strategies that carry out the advice of `_more_overlap`, if it names another strategy."""
     way = _more_overlap(strategy)
     others = [name for name in plugins.names("parallel") if overlaps(name) and name != strategy]
     if way == OVERLAP:
@@ -156,7 +159,7 @@ def _more_overlap(strategy: str) -> str:
 
 
 def _share(row: Row) -> float:
-    """Return one rank's or device's exposed communication, at most its transfer, as a share of the traced step."""
+    """Return the exposed communication of a rank or device, at most its transfer, as a share of the traced step."""
     if not row.get("step_s"):
         return float(row.get("share") or 0.0)
     transfer_s = row.get("transfer_s")
@@ -165,7 +168,7 @@ def _share(row: Row) -> float:
 
 
 def _traced(row: Row) -> str:
-    """Return the name of the step to which `_share` refers, with both times if the row has them."""
+    """Return the name of the step that `_share` refers to, with both times if the row has them."""
     if not row.get("step_s"):
         return "traced step"
     return f"traced step ({human(_share(row) * row['step_s'], 's')} of {human(row['step_s'], 's')})"

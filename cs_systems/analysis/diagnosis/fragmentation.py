@@ -13,8 +13,8 @@ REMEDY = "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and keep shapes 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find memory that is reserved at the peak and not allocated; at best nothing else is reserved.
 
-    Where the segments are known, those without any block in use do not count: the allocator returns them when it needs
-    to. Nor do those with logits or scores alone, whose own remedies leave no segment behind.
+    If the segments are known, those without a block in use do not count, because the allocator returns them on demand.
+    Segments that hold only logits or attention scores do not count either, because the remedies for these free them.
     """
     memory = evidence.memory
     if memory is None or memory.reserved_bytes is None:

@@ -8,7 +8,7 @@ from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis.own_python import started_collections
 from cs_systems.core.units import counted, human
 
-FEWEST = 2  # steps with collections that take time; a single one is a slow step
+FEWEST = 2  # steps with collections that take time; a single one counts as a slow step
 CALLED = "leave out gc.collect(), or call it every 100th step"
 AUTOMATIC = "call gc.freeze() when model and data exist, or gc.disable() and gc.collect() every 100th step"
 

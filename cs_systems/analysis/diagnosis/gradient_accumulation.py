@@ -28,7 +28,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
 
 
 def _of_loop(row: ExchangeRow, step_s: float) -> Diagnosis | None:
-    """Find the all-reduces of a loop that no update follows; their transfer is gone without them."""
+    """Find the all-reduces of a loop without a following update; without them, their transfer time is saved."""
     if not row["early"]:
         return None
     remedy = REMEDY if row["wrapper"] == DDP else OWN

@@ -12,7 +12,10 @@ REMEDY = "call optimizer.zero_grad() once per update, before the first backward 
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find an optimizer that steps again with gradients of its earlier steps; accumulation within a step is none."""
+    """Find an optimizer that steps again with gradients of its earlier steps.
+
+    Accumulation within a step does not count.
+    """
     rows = [row for row in UPDATES.of(evidence.tables) if row["stale"] >= FEWEST]
     rows = [row for row in rows if row["stale"] > NOTABLE * row["again"]]
     if not rows:

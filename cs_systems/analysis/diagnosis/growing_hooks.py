@@ -12,7 +12,7 @@ REMEDY = "register them once before the loop, or keep the handle and call handle
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find a number of hooks that grows from step to step; the time of the model's phases is what they add to."""
+    """Find a number of hooks that grows from step to step; hooks lengthen the model's phases."""
     row, step_s = next(iter(HOOKS.of(evidence.tables)), None), evidence.step_s
     if row is None or step_s is None or row["last"] - row["first"] < FEWEST:
         return None

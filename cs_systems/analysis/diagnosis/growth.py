@@ -53,7 +53,7 @@ def _of_time(row: GrowthRow) -> Diagnosis:
 
 
 def _slower(found: Growth, where: str | None) -> str:
-    """Return the cause for steps that become slower; `where` is what most of it is in, if that is known."""
+    """Return the cause for steps that become slower; `where` names the phase with most of the growth, if known."""
     return (
         f"a step takes {human(found.per_step, 's')} longer with each step: {human(found.first, 's')} at first, "
         f"{human(found.last, 's')} after {found.steps} steps{f', most of it in {where}' if where else ''}"
@@ -61,7 +61,7 @@ def _slower(found: Growth, where: str | None) -> str:
 
 
 def _of_trace(usual: Usual) -> Diagnosis | None:
-    """Find steps that become slower; attention over a longer context has to, and all kernels at a lower clock."""
+    """Find steps that become slower; growth from a longer attention context or a lower clock does not count."""
     slow = (window for one in usual.apart if one.kind != START_UP for window in one.windows)
     windows = sorted((*usual.windows, *slow), key=lambda window: window.start_s)
     found = time_growth([(window.number, window.end_s - window.start_s) for window in windows])

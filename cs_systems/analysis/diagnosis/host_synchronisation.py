@@ -15,10 +15,10 @@ REMEDY = "remove .item(), .cpu(), print and torch.cuda.synchronize() from the st
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the time that a step without these waits would save by its replay; without one, the idle time in them.
+    """Find the time that the step would save without these waits, by replay; without a replay, the idle time in them.
 
-    A replay knows more: after a wait the device is idle until the host has launched again. What it saves beyond that
-    time and the waits has other causes, such as work of the host between them.
+    A replay is more precise: after a wait, the device is idle until the host has launched again. Savings beyond that
+    time and the waits have other causes, such as work of the host between them.
     """
     step_s, idle_s = evidence.step_s, evidence.idle_s.get(SYNC, 0.0)
     places = waits.of(evidence.tables)

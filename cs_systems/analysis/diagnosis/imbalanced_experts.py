@@ -16,7 +16,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     job, step_s = evidence.job, evidence.step_s
     if job is None:
         return next((_of_loop(late, step_s) for late in LATE_RANK.of(evidence.tables) if step_s), None)
-    # Few steps have the traces of all ranks.
+    # only few steps have the traces of all ranks
     from cs_systems.analysis.comparison.expert_work import imbalance
     from cs_systems.analysis.comparison.ranks import straggler
 

@@ -15,7 +15,7 @@ REMEDY = (
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the time of these kernels; what another way would gain is not known."""
+    """Find the time of these kernels; the gain of another method is unknown."""
     step_s = evidence.step_s
     if step_s is None:
         return None

@@ -14,7 +14,7 @@ REMEDY = f"checkpoint each block (torch.utils.checkpoint; --checkpoint {EACH_BLO
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find activations that fill much of the peak.
 
-    By formula, the peak after the remedy is known; without one, checkpoints leave no less than the rest.
+    The peak after the remedy is known by formula; without one, at best only the activations disappear.
     """
     memory = evidence.memory
     if memory is None or evidence.setting("checkpoint") not in (None, "none"):

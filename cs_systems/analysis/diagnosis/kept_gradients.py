@@ -13,7 +13,7 @@ REMEDY = "call optimizer.zero_grad(set_to_none=True) before forward, unless grad
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find gradients at the peak that are older than its forward pass.
 
-    Without a snapshot, those at a peak in forward or the loss, before this step's backward has made any.
+    Without a snapshot: gradients at a peak in forward or loss, before this step's backward has made any.
     """
     memory = evidence.memory
     if memory is None:

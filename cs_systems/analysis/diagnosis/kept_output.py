@@ -10,7 +10,7 @@ REMEDY = "delete it before the next pass (del), or keep a smaller copy"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the largest output of the last pass at the peak; without such outputs, the peak is known."""
+    """Find the largest output of the last pass at the peak; the peak without such outputs is known."""
     memory = evidence.memory
     if memory is None or (output := memory.output) is None:
         return None

@@ -7,7 +7,7 @@ from cs_systems.analysis.attribution.tables import gaps
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 
-# Least share of the longest wait in all: many short waits are the usual time between two kernels of a stream.
+# Least share of the longest wait: many short waits are the usual time between two kernels of a stream.
 NOTABLE = 0.1
 REMEDY = (
     "find what the kernel after the gap waits for, in the timeline (--format html): another stream, a first launch "

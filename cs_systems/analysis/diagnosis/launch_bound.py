@@ -30,7 +30,7 @@ OPTIONS = {"graph": ("step",), **COMPILED}
 def find(evidence: Evidence) -> Diagnosis | Unknown | None:
     """Find the gaps between launches in a trace; without one, the phases that ended as soon as they were submitted.
 
-    Where only a profiled step is known, what the profiler itself adds to the launches is taken out first.
+    If only a profiled step is known, the profiler's own cost per launch is subtracted first.
     """
     step_s = evidence.step_s
     if step_s is None:
@@ -85,7 +85,7 @@ def _traced(evidence: Evidence, step_s: float) -> Diagnosis | Unknown | None:
 
 
 def _expected(evidence: Evidence) -> Expected | None:
-    """Return the step as a CUDA graph: its time on the device alone; the next batch is waited for as before."""
+    """Return the duration of the step as a CUDA graph: its device time, plus the wait for the next batch as before."""
     is_graph = evidence.setting("graph") == "step"
     return None if is_graph else after(evidence, "device-only", evidence.input_s)
 

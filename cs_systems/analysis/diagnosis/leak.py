@@ -6,7 +6,7 @@ from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.core.units import human
 
-STEPS = 1000  # a leak is as large as what a run of so many steps would lose
+STEPS = 1000  # number of steps after which the size of a leak is stated
 TENSORS = "free them in each step, or keep a copy on the host (.item(), .cpu())"
 GRAPH = (
     "something keeps the loss or an output of each step with its graph: keep loss.item() or a .detach() copy, and call "
@@ -15,7 +15,7 @@ GRAPH = (
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find memory that grows with each step; without what the recorded steps left, the peak is known."""
+    """Find memory that grows with each step; the peak without the leaked allocations is known."""
     memory = evidence.memory
     if memory is None or (leak := memory.leak) is None:
         return None

@@ -11,7 +11,7 @@ from cs_systems.core.tables import Row
 from cs_systems.core.units import human
 from cs_systems.readers.forms.trace import UNIFIED
 
-FEWEST = 100  # moves; with fewer, what the host does between them is unknown
+FEWEST = 100  # page moves; with fewer, what the host does in between is unknown
 REMEDY = (
     "prefetch the memory to the host before it is read (cudaMemPrefetchAsync to cudaCpuDeviceId), or copy it as a whole"
 )

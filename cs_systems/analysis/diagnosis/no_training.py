@@ -13,7 +13,7 @@ SKIPPED = "set a lower init_scale of the GradScaler, or use bf16 without one"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find a loss that is no number, or skipped steps: no time of such a loop is that of a training."""
+    """Find a loss that is NaN or infinite, or skipped steps: the times of such a loop are not those of a training."""
     row = next(iter(OUTCOME.of(evidence.tables)), None)
     if row is None:
         return None

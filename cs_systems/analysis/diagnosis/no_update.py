@@ -7,7 +7,7 @@ from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.core.units import counted
 
-FEWEST = 3  # steps, of which one may be the first of a learning rate that begins at 0
+FEWEST = 3  # steps; a learning rate that begins at 0 may affect only the first
 HALF = ("bfloat16", "float16")
 CLEARED = "call optimizer.zero_grad() before the backward pass or after optimizer.step(), and not between the two"
 OTHERS = "make the optimizer from the parameters of the model that is trained, after copying, wrapping or moving it"
@@ -22,25 +22,25 @@ def find(evidence: Evidence) -> Diagnosis | None:
     """Find an optimizer whose parameters are all the same before and after the timed steps, and the reason."""
     outcome = next(iter(OUTCOME.of(evidence.tables)), None)
     if outcome is not None and (outcome.get("fault") or outcome.get("skipped_steps")):
-        return None  # it has a rule of its own
+        return None  # another rule reports it
     known = UPDATES.of(evidence.tables)
     cleared = [row for row in known if row["steps"] >= FEWEST and row["cleared"] == row["steps"]]
     rows = [row for row in known if row["compared"] and row["compared_steps"] >= FEWEST]
     still = [row for row in rows if not row["changed"]]
-    # One of several optimizers may rest on purpose, with a learning rate of 0 or in its own phase.
+    # One of several optimizers may pause on purpose, with a learning rate of 0 or in its own phase.
     broken = cleared or (still if len(still) == len(rows) else [row for row in still if _reason(row, evidence)])
     if not broken:
         return None
     row = max(broken, key=lambda each: each["parameters"])
     reason, remedy = _reason(row, evidence) or _of_rate(row)
     what = f"{row['optimizer']} changes no weight in {counted(row['compared_steps'], 'step')}"
-    if row not in still:  # they may change by weight decay
+    if row not in still:  # the weights may still change by weight decay
         what = f"no gradient comes to {row['optimizer']} in {counted(row['steps'], 'step')} that were looked at"
     return Diagnosis(f"{what}{reason}", remedy, 1.0, takes=1.0, evidence=tuple(broken))
 
 
 def _reason(row: UpdatesRow, evidence: Evidence) -> tuple[str, str] | None:
-    """Return the reason and the remedy by the gradients before each step that was looked at."""
+    """Return the reason and the remedy, by the gradients before each observed step."""
     steps = row["steps"]
     if not steps:
         return None

@@ -7,14 +7,14 @@ from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis._forecast import expected
 from cs_systems.analysis.diagnosis._memory_use import OPTIMIZER_STATE
 
-DOMINANT = 0.3  # share of the peak; AdamW's moments are half of what parameters, gradients and they take together
+DOMINANT = 0.3  # share of the peak; AdamW's moments are half of parameters, gradients and moments together
 BF16 = "adamw_bf16_state"
 KEEP = f"keep it in bf16 (--optimizer {BF16})"
 REMEDY = f"shard it over ranks (ZeroRedundancyOptimizer, FSDP; --strategy zero1, fsdp), or {KEEP}"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find optimizer state that fills much of the peak; at best, divided among many ranks, almost none is left."""
+    """Find optimizer state that fills much of the peak; at best, sharded over many ranks, almost none is left."""
     memory = evidence.memory
     if memory is None or (size := memory.of(OPTIMIZER_STATE)) < DOMINANT * memory.peak_bytes:
         return None

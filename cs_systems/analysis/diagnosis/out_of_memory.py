@@ -47,7 +47,7 @@ def _cause(failure: Failure) -> str:
 
 
 def _remedy(failure: Failure) -> str:
-    """Return what would make room."""
+    """Return the change that would make room."""
     from cs_systems.analysis.memory.out_of_memory import EXPAND, FRAGMENTED, LIMIT, OTHER_POOL
 
     of_cause = {
@@ -67,7 +67,7 @@ def _remedy(failure: Failure) -> str:
 
 
 def _held(failure: Failure, lacks: str) -> str:
-    """Return what holds most of the memory, and a way to need less."""
+    """Return the category that holds most of the memory, and a way to reduce it."""
     from cs_systems.analysis.memory.categories import UNKNOWN
 
     if not failure.held:

@@ -20,10 +20,10 @@ from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule, Unknown
 from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
 from cs_systems.analysis.diagnosis._findings import EXPLAINS
 
-NOTABLE = 0.10  # share of the step; a smaller one is the loop's own bookkeeping
-LEAST = 0.02  # share of the step of a function that is named
-MOST = 3  # functions that are named
-FEWEST = 3  # samples of the stack that show a function
+NOTABLE = 0.10  # share of the step; less is the loop's own bookkeeping
+LEAST = 0.02  # least share of the step for a function that is named
+MOST = 3  # number of functions that are named
+FEWEST = 3  # fewest samples of the stack for a function
 REMEDY = "do it less often, make it faster, or, if it prepares data, move it into the workers of a data loader"
 
 
@@ -34,7 +34,7 @@ def called_at(function: str | None, place: str, calls: str | None) -> str:
 
 
 def work_of(function: str | None, calls: str | None) -> HostWork | None:
-    """Return the kind of work by the function that is called, else by the program's own function."""
+    """Return the kind of work, by the called function, else by the program's own function."""
     return host_work(calls or "") or host_work((function or "").rpartition(".")[2])
 
 
@@ -44,14 +44,14 @@ def named(row: OwnPythonRow) -> str:
 
 
 def _of_leading(ranks: Sequence[LoopRankRow], step_s: float) -> float:
-    """Return the time in no phase, without communication, of the rank that the others wait for."""
+    """Return the time outside of all phases, without communication, of the rank that the others wait for."""
     return sum(step_s * row["other_s"] / row["step_s"] for row in ranks if row.get("leads") and row["step_s"])
 
 
 def started_collections(evidence: Evidence) -> CollectionRow | None:
-    """Return the garbage collection that starts by itself in an own function, which takes at least half as much time.
+    """Return the garbage collections that an own function triggers, if it takes at least half as much time as they do.
 
-    Without what the function does, the collector would not run: it is not a cause of its own.
+    Without the function's work the collector would not run, so it is not a separate cause.
     """
     row, step_s = next(iter(COLLECTIONS.of(evidence.tables)), None), evidence.step_s
     if row is None or row.get("is_called") or not step_s or not row["total_s"]:
@@ -67,7 +67,7 @@ def started_collections(evidence: Evidence) -> CollectionRow | None:
 
 
 def find(evidence: Evidence) -> Diagnosis | Unknown | None:
-    """Find the phase `other` of a loop, with the functions in which it passes; batches have a rule of their own."""
+    """Find the phase `other` of a loop, with the functions that take its time; another rule reports batches."""
     step_s, measurement = evidence.step_s, evidence.measurement
     if not evidence.is_loop or step_s is None or measurement is None or OTHER not in measurement.phase_names():
         return None
@@ -80,7 +80,7 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
         if any(
             late["work"] == PYTHON and late["share"] * step_s > lasted_s / 2 for late in LATE_RANK.of(evidence.tables)
         ):
-            return None  # the rule of stragglers names it
+            return None  # the straggler rule reports it
     if lasted_s < NOTABLE * step_s:
         return None
     share = f"{lasted_s / step_s:.0%} of the step"

@@ -13,7 +13,7 @@ REMEDY = "train without it, or limit it to a few steps (torch.profiler.schedule)
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find what steps under the program's own tool take longer than the others; all of them: what it can slow."""
+    """Find the extra time of steps under the program's own tool; if all steps are, the time that the tool can slow."""
     rows = OWN_TOOLS.of(evidence.tables)
     known = [row for row in rows if row.get("extra_s") is not None]
     if known:

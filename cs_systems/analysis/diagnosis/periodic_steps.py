@@ -35,7 +35,7 @@ def _ordinal(number: int) -> str:
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the kind of steps with the most time above that of usual steps."""
+    """Find the kind of steps with the most extra time compared with usual steps."""
     rows = SLOW_STEPS.of(evidence.tables)
     if not rows:
         return _of_trace(evidence.usual) if evidence.usual else None
@@ -44,7 +44,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     total_s, extra_s = most["total_s"], most["extra_s"]
     collected = next(iter(COLLECTIONS.of(evidence.tables)), None)
     if collected is not None and collected["in_steps"] >= FEWEST and collected["time_s"] > extra_s / 2:
-        return None  # these steps are slow because of the garbage collector, which has its own rule
+        return None  # these steps are slow because of the garbage collector, which another rule reports
     cause = f"{extra_s / total_s:.0%} of the loop is in {steps_of(most)}"
     function, place, calls = most.get("function"), most.get("place"), most.get("calls")
     remedy = REMEDY
@@ -72,7 +72,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
 
 
 def _of_trace(usual: Usual) -> Diagnosis | None:
-    """Find the slow steps of a recording; the update of accumulated gradients is none, nor one step without a name."""
+    """Find the slow steps of a recording, except updates of accumulated gradients, and single steps without a name."""
     found = [one for one in usual.apart if one.kind != START_UP]
     if not found or not usual.total_s:
         return None

@@ -12,7 +12,7 @@ REMEDY = "let the data loader pin batches (pin_memory=True), or copy each batch 
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the gaps of allocating calls, if most of these calls' time is of pinned memory of the host."""
+    """Find the gaps during allocating calls, if most of the calls' time pins memory of the host."""
     step_s, idle_s = evidence.step_s, evidence.idle_s.get(MALLOC)
     if step_s is None or not idle_s or (share := evidence.pinned_share) < MOSTLY:
         return None

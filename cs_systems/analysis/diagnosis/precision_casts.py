@@ -9,9 +9,10 @@ from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.core.tables import Row
 from cs_systems.core.units import counted
 
-# PyTorch's copies between fp32 and a shorter type; a copy of one type is `direct_copy` without a cast of its loads.
+# PyTorch's copies between fp32 and a shorter type; a copy that keeps the type is a `direct_copy` kernel without
+# LoadWithCast.
 KERNEL = re.compile(r"b?float(16|8\w*?)(to\w+)?_copy_kernel|direct_copy_kernel.*(Load|Store)WithCast|_to_copy_\d+$")
-NOTABLE = 0.15  # share of the step; autocast of a large batch converts for a few percent
+NOTABLE = 0.15  # share of the step; autocast with a large batch converts for a few percent
 REMEDY = (
     "hold the weights in bf16 (model.to(torch.bfloat16)), or convert each once per step: one torch.autocast context "
     "around all micro-batches, with its cache on"

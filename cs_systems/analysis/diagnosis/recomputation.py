@@ -28,7 +28,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
         return _of_trace(evidence.usual, step_s)
     if config is None or step_s is None or config.subject is not Subject.STEP or config.checkpoint == "none":
         return None
-    from cs_systems.formulas.memory.fit import algorithm_of, needed_bytes  # few steps are checkpointed
+    from cs_systems.formulas.memory.fit import algorithm_of, needed_bytes  # only few steps have checkpoints
 
     on_gpu = replace(config, device="cuda")
     try:

@@ -14,7 +14,10 @@ SAME = "call it once, and use its output in both places"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find calls with a result that backward does not use, or that another call has given; not two with dropout."""
+    """Find calls with a result that backward does not use, or that repeat another call's result.
+
+    Not if dropout makes them differ.
+    """
     step_s = evidence.step_s
     rows = [row for row in REPEATED_CALLS.of(evidence.tables) if row["steps"] >= FEWEST]
     rows = [row for row in rows if row["steps"] >= NOTABLE * row["of_steps"]]

@@ -16,7 +16,10 @@ BY_PRESSURE = (
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find memory that went back and forth; each call of cudaFree and cudaMalloc makes the host wait for the device."""
+    """Find memory that was returned and requested again.
+
+    Each cudaFree and cudaMalloc makes the host wait for the device.
+    """
     memory = evidence.memory
     if memory is None or (returned := memory.returned) is None:
         return None

@@ -10,15 +10,16 @@ from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.config import Precision
 from cs_systems.core.tables import Row
 
-# cuBLAS's largest products reach about this share of a data sheet's dense peak; no remedy reaches the peak itself.
+# cuBLAS's largest products reach about this share of a data sheet's dense peak; no remedy reaches the full peak
 ATTAINABLE = 0.8
 REMEDY = "use a larger batch or context, and sizes that are multiples of 128"
-SLOWER = 4.0  # times the least time; tiles that do not fill the device, or a small k, cost a factor of two to three
-LONG_S = 20e-6  # a shorter product may be limited by its start
+# times the least time; tiles that do not fill the device, or a small k, already cost a factor of two to three
+SLOWER = 4.0
+LONG_S = 20e-6  # a shorter product may be limited by its launch
 NOTABLE = 0.1  # share of the step
 ALIGNED = 8  # elements of two bytes that tensor cores load at once, 16 bytes
 TILE = 64  # a smaller size leaves most of a tile of the tensor cores empty
-# CUTLASS's and cuBLAS's products of 16-bit types whose rows allow loads of one or two elements only.
+# 16-bit products of CUTLASS and cuBLAS with rows that allow loads of only one or two elements
 UNALIGNED_KERNEL = re.compile(r"(?:bf16|f16|h161616|h16816|s161616|s16816)\w*gemm\w*_align[12](?!\d)", re.IGNORECASE)
 ALIGN = f"pad these sizes to multiples of {TILE}, such as a vocabulary of 50257 to 50304"
 MERGE = f"compute several of these products as one, or use sizes of at least {TILE}"
@@ -27,8 +28,8 @@ MERGE = f"compute several of these products as one, or use sizes of at least {TI
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the excess time over the same products at the attainable share of the peak, if compute limits them.
 
-    A trace with shapes tells the rate of each product; what is attainable, the fastest of the same step tell and the
-    memory's bandwidth. Without shapes, the names of kernels tell sizes that are not aligned.
+    With recorded shapes, the rate of each product is known; the attainable rate is that of the fastest products in the
+    same step, or the memory bandwidth. Without shapes, kernel names show unaligned sizes.
     """
     step_s = evidence.step_s
     if step_s is None or evidence.setting("precision") == Precision.FP32:  # `unused_tensor_cores` reports these
@@ -72,7 +73,7 @@ def _shapes(one: Product) -> str:
 
 
 def _unaligned(one: Product) -> list[int]:
-    """Return the lengths of rows or columns of the factors and the result that are no multiple of 16 bytes."""
+    """Return the row and column lengths of the factors and the result that are not multiples of 16 bytes."""
     return [size for size in dict.fromkeys(one.sizes) if size % ALIGNED]
 
 

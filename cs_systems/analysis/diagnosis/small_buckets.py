@@ -14,7 +14,7 @@ from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.core.units import human
 
-MANY = 4  # all-reduces of a pass; a small model has few of any size
+MANY = 4  # all-reduces per pass; a small model has few of any size
 OWN = "send several gradients in one all-reduce: wrap the model in DistributedDataParallel, or flatten them"
 TOGETHER = "send several values in one all-reduce: stack or flatten them"
 REMEDY = "send larger buckets (bucket_cap_mb of DistributedDataParallel, 25 by default)"
@@ -40,7 +40,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
 
 
 def _of_loop(row: ExchangeRow, step_s: float) -> Diagnosis | None:
-    """Find small all-reduces in a loop; in one call, at best none of their transfer is left."""
+    """Find small all-reduces in a loop; in one call, at best none of their transfer time is left."""
     if row["small"] < MANY:
         return None
     cause = _cause("backward" if row["are_gradients"] else "step", row["small"], row["small_bytes"])
@@ -54,7 +54,7 @@ def _cause(of: str, count: float, size_bytes: float) -> str:
 
 
 def _in_a_row(found: Distribution, calls: Sequence[Collective]) -> bool:
-    """Return whether most calls follow another one without computation between, unlike those that divide a layer."""
+    """Return whether most calls follow another one without computation in between, unlike calls that divide a layer."""
     begun = np.searchsorted(found.computing.start_s, sorted(call.start_s for call in calls))
     return 2 * int((np.diff(begun) == 0).sum()) > len(calls)
 

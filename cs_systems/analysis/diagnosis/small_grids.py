@@ -16,12 +16,13 @@ from cs_systems.core.tables import Row
 from cs_systems.core.units import counted, human
 from cs_systems.readers.forms.trace import UNIFIED, steps_of
 
-FEW_BLOCKS = 8  # where the number of multiprocessors is unknown; a GPU has at least 14, and a block runs on one of them
+# used if the number of multiprocessors is unknown; a GPU has at least 14, and a block runs on one of them
+FEW_BLOCKS = 8
 WARP, SCHEDULERS = 32, 4  # threads of a warp; warps that a multiprocessor can issue from at once
 MOST_FILLED = 0.5  # share of the GPU that such a kernel can use
-LONG_S = 50e-6  # a shorter kernel is over before more blocks would help
+LONG_S = 50e-6  # a shorter kernel ends before more blocks would help
 DOMINANT = 0.3  # share of the step
-# Products of a library, which take at least a warp: with a smaller block, the file does not hold the real launch.
+# Products of a library use at least a warp: if the block is smaller, the file does not hold the real launch.
 OF_LIBRARY = re.compile(r"gemm_\w*\d+x\d+|cutlass|nvjet|xmma")
 MANY_MOVES = 100  # pages of managed memory that moved while the kernels ran
 FEW = "few blocks, which leave most of the GPU idle"
@@ -32,7 +33,7 @@ PREFETCH = "; prefetch the managed memory (cudaMemPrefetchAsync), because its pa
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the time of long kernels of few or small blocks; what more blocks would gain is not known."""
+    """Find the time of long kernels with few or small blocks; the gain of more blocks is unknown."""
     step_s = evidence.step_s
     if step_s is None:
         return None
@@ -62,7 +63,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
 
 
 def _hidden_s(evidence: Evidence, names: Set[str]) -> float:
-    """Return the time per step in which kernels of these names overlap with each other, or with other kernels."""
+    """Return the time per step in which kernels with these names overlap with each other or with other kernels."""
     if evidence.usual is None:
         return 0.0
     profile = evidence.usual.profile
@@ -89,7 +90,7 @@ def _size(extent: str | None) -> float:
 
 
 def _is_known(row: KernelRow) -> bool:
-    """Return whether the recorded block may be that of the launch."""
+    """Return whether the recorded block size may be the real one of the launch."""
     return _size(row.get("block")) >= WARP or not OF_LIBRARY.search(row["kernel"])
 
 
@@ -109,7 +110,7 @@ def _filled(grid: str | None, block: str | None, multiprocessors: int | None) ->
 
 
 def _lanes(block: str | None) -> float:
-    """Return the share of the threads of a block's warps that exist."""
+    """Return the share of active threads in the warps of a block."""
     threads = _size(block)
     return threads / (WARP * math.ceil(threads / WARP)) if math.isfinite(threads) else 1.0
 

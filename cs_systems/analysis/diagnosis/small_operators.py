@@ -8,9 +8,9 @@ from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.config import Phase
 from cs_systems.core.units import human
 
-FEWEST = 300  # operators of a forward; fewer are no loop over samples or time steps
+FEWEST = 300  # operators of a forward pass; a loop over samples or time steps has more
 MOST_ARITHMETIC = 0.25  # share of the time of forward and backward, in the fastest step
-PASSES = 3  # arithmetic of forward and backward, in that of forward
+PASSES = 3  # arithmetic of forward and backward, as a multiple of forward's
 NOTABLE = 0.10  # share of the step
 PHASES = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
 REMEDY = (

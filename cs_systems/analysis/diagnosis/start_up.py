@@ -1,4 +1,4 @@
-"""Rule for start-up: time of a recording or loop before its steps are usual, which no later step repeats."""
+"""Rule for start-up: time at the start of a recording or loop that later steps do not repeat."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ FILLED = (
 MANAGED = re.compile("MallocManaged|MemAllocManaged")
 SPARE = 5  # steps of a loop between its start-up and its timed steps
 MOST_NAMED = 2
-LEAST = 0.1  # share of the recording; every recording begins somewhere
-TRIAL = 0.01  # share of the recording; steps that take less are a trial, though they repeat
-OUTWEIGHS = 0.9  # share of the recording; more comes before what is left of a range after its own start-up
+LEAST = 0.1  # share of the recording; every recording has some start-up
+TRIAL = 0.01  # share of the recording; repeated steps that take less are only a trial
+OUTWEIGHS = 0.9  # share of the recording; a larger start-up comes before the rest of a range after its own start-up
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
@@ -78,7 +78,7 @@ def _filling_s(usual: Usual) -> float:
 
 
 def _of_loop(row: SlowStartRow, timed: int) -> Diagnosis | None:
-    """Find the slow first steps of a loop, unless its warm-up has them, or nearly all of them."""
+    """Find the slow first steps of a loop, unless nearly all of them are in its warm-up."""
     if row["timed"] < LEAST * timed or row["extra_s"] < LEAST * row["total_s"]:
         return None
     phase, steps = row["phase"], row["steps"]
@@ -107,7 +107,7 @@ def _which(apart: Apart) -> str:
 
 
 def _comes_last(usual: Usual, share: float) -> bool:
-    """Return whether the usual steps are the subject of the recording, and not its start-up."""
+    """Return whether the recording is about the usual steps, and not about its start-up."""
     if usual.is_named:
         return not usual.is_rest or share < OUTWEIGHS
     if usual.profile.trace.profiler not in WHOLE_PROCESS:
@@ -116,7 +116,7 @@ def _comes_last(usual: Usual, share: float) -> bool:
 
 
 def _usual_s(usual: Usual) -> float:
-    """Return the time of the usual steps, after whose kernels the process may go on."""
+    """Return the time of the usual steps; the process may continue after their kernels."""
     return usual.step_s * len(usual.profile.steps)
 
 

@@ -30,8 +30,8 @@ from cs_systems.formulas.communication import RANKS
 if TYPE_CHECKING:
     from cs_systems.analysis.comparison.ranks import Merged
 
-NOTABLE = 0.1  # share of a loop's step; ranks differ by less without a cause
-UNEXPLAINED = 0.25  # the same; on a busy machine, the same work takes longer by less
+NOTABLE = 0.1  # share of a loop's step; smaller differences between ranks need no cause
+UNEXPLAINED = 0.25  # the same without a known cause; on a busy machine, equal work takes longer by less than this
 REMEDY = "compare its batch, its GPU's clock and other processes, and its host's load with those of the other ranks"
 
 
@@ -47,7 +47,7 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
     waits, ahead_s = dict[int, float](), dict[int, float]()
     rows: list[Row] = [row for row in RANKS.of(evidence.tables) if row.get("wait_s") is not None]
     for row in rows:
-        # A rank is ahead of the last one until the ranks join: only what is added to it in a phase is another wait.
+        # A rank is ahead of the last one until the ranks join, so only the increase in a phase is additional waiting.
         rank, added_s = row["rank"], row["wait_s"] - ahead_s.get(row["rank"], 0.0)
         waits[rank], ahead_s[rank] = waits.get(rank, 0.0) + max(0.0, added_s), row["wait_s"]
     if len(waits) < 2:
@@ -59,10 +59,10 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
 
 
 def _of_loop(late: LateRankRow, evidence: Evidence, step_s: float) -> Diagnosis | None:
-    """Find the rank of a loop that delays the others, and what it does longer than they do."""
+    """Find the rank of a loop that delays the others, and the work in which it takes longer."""
     least = NOTABLE if late["work"] in (BATCH, INPUT, PYTHON) else UNEXPLAINED
     if late["share"] < least or (late["received_times"] or 0.0) >= UNEVEN:
-        return None  # noise; or the rule of experts names it
+        return None  # noise, or the rule for experts reports it
     because, remedy = _work(late, step_s)
     return Diagnosis(
         f"rank {late['rank']} delays the others by {human(late['share'] * step_s, 's')} of each step "
@@ -76,7 +76,7 @@ def _of_loop(late: LateRankRow, evidence: Evidence, step_s: float) -> Diagnosis 
 
 
 def _work(late: LateRankRow, step_s: float) -> tuple[str, str]:
-    """Return what the last rank does longer, as a clause, and its remedy."""
+    """Return the work in which the last rank takes longer, as a clause, and the remedy."""
     longer = f"{human(late['extra_share'] * step_s, 's')} longer"
     if late["work"] == BATCH:
         return f", because its batch is {late['batch_times']:.2g} times as large as the others'", SAME_TOKENS
@@ -94,8 +94,8 @@ def _work(late: LateRankRow, step_s: float) -> tuple[str, str]:
 
 
 def _of_job(job: Merged) -> Diagnosis | Unknown | None:
-    """Find the rank that delays the others, and what it does longer than they do."""
-    # Few steps have the traces of all ranks.
+    """Find the rank that delays the others, and the work in which it takes longer."""
+    # only few steps have the traces of all ranks
     from cs_systems.analysis.comparison.expert_work import imbalance
     from cs_systems.analysis.comparison.rank_work import INPUT as LATE_DATA
     from cs_systems.analysis.comparison.ranks import rank_rows, straggler
@@ -104,7 +104,7 @@ def _of_job(job: Merged) -> Diagnosis | Unknown | None:
     if late is None:
         return Unknown("who waits for whom, because no collective of these traces could be matched across the ranks")
     if imbalance(job, late.rank) is not None:
-        return None  # the rule of experts names it
+        return None  # the rule for experts reports it
     because = f", because {late.does_longer.cause}" if late.does_longer else ""
     is_late_for_data = late.does_longer is not None and late.does_longer.kind == LATE_DATA
     return Diagnosis(

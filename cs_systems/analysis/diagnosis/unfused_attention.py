@@ -17,9 +17,9 @@ REMEDY = "use a fused kernel (scaled_dot_product_attention; --attention sdpa_fla
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the kernels over the score matrix other than matrix products, which a fused kernel still computes.
+    """Find the kernels on the score matrix except matrix products, which a fused kernel still computes.
 
-    A trace without ranges inside attention shows only what lies between two matrix products, with a softmax.
+    Without ranges inside attention, only kernels between two matrix products around a softmax are found.
     """
     step_s, lost = evidence.step_s, over_scores(evidence)
     lost_s = sum(row["time_s"] for row in lost)
@@ -35,7 +35,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
 
 
 def over_scores(evidence: Evidence) -> list[Row]:
-    """Return the kernels over the score matrix other than matrix products; none where attention is fused."""
+    """Return the kernels on the score matrix except matrix products; none if attention is fused."""
     if any(row["family"] == "attention" for row in families.of(evidence.tables)):
         return []
     rows: list[Row] = [row for row in attention.of(evidence.tables) if row["part"] in OVER_SCORES]

@@ -17,7 +17,7 @@ REMEDY = "compile (torch.compile; --compile), which fuses them"
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the time of elementwise kernels, casts and norms outside the optimizer, if nothing was compiled.
 
-    Those that `unfused_attention` or `precision_casts` names are left out.
+    Kernels that `unfused_attention` or `precision_casts` reports are left out.
     """
     step_s = evidence.step_s
     if step_s is None or evidence.has_compiled_kernels:
@@ -30,7 +30,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     calls = sum(row["calls_per_step"] for row in rows) - sum(row["calls_per_step"] for row in named)
     kernels = "kernel" if round(calls) == 1 else "kernels"
     cause = f"{calls:,.0f} elementwise {kernels}, casts and norms take {lost_s / step_s:.0%} of the step"
-    # A compiler also takes the host's time between the kernels away.
+    # a compiler also removes host time between the kernels
     at_best = max(0.0, (step_s if evidence.busy_s is None else evidence.busy_s) - lost_s)
     at_best = at_best if at_best > ROUNDING_S else 0.0
     return Diagnosis(cause, REMEDY, step_s, at_best, evidence=tuple(rows), takes=lost_s, options=COMPILED)

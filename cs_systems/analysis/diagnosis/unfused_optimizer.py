@@ -27,8 +27,8 @@ OF_LOOP = "use one of torch.optim with fused=True, or update all parameters in o
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the time of the optimizer, unless its kernels or its name show that it is fused.
 
-    At best the update takes the time of its least bytes, if known, else the fused share of its passes. Its waits for
-    launches count if they are most of the step's.
+    At best, the update takes the time of its minimal traffic, if known, else the fused share of its passes. Waits for
+    its launches count if they are most of the step's waits.
     """
     step_s = evidence.step_s
     if step_s is not None and evidence.is_loop and (found := _written_in_python(evidence, step_s)) is not None:
@@ -65,7 +65,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
 def _waits_s(evidence: Evidence) -> float:
     """Return the time in which the GPU waits for launches of the optimizer, if these are most of the step's waits.
 
-    It is 0 where the profiler's own cost for each launch explains the waits.
+    It is 0 if the profiler's own cost per launch explains the waits.
     """
     step_s, idle_s = evidence.step_s or 0.0, evidence.idle_s.get(LAUNCH, 0.0)
     of_profiler_s = step_s - evidence.unprofiled_s[1] if evidence.unprofiled_s else 0.0
@@ -76,14 +76,14 @@ def _waits_s(evidence: Evidence) -> float:
 
 
 def _bounded(unprofiled: tuple[float, float] | None, least_s: float) -> tuple[float, float] | None:
-    """Return the duration without the profiler, which is no less than the bound."""
+    """Return the range of the duration without the profiler, raised to at least `least_s`."""
     return (max(least_s, unprofiled[0]), max(least_s, unprofiled[1])) if unprofiled else None
 
 
 def _written_in_python(evidence: Evidence, step_s: float) -> Diagnosis | None:
-    """Return the time of an optimizer's step in the program's own functions, which runs an operator at a time."""
+    """Return the time of an optimizer step written in Python, which runs one operator at a time."""
     rows = [row for row in OWN_PYTHON.of(evidence.tables) if row["phase"] == Phase.OPTIMIZER]
-    # A line that calls another optimizer's step is not part of an optimizer.
+    # a line that calls the step of another optimizer does not belong to an optimizer
     rows = [r for r in rows if r["samples"] >= FEWEST and r["function"] and not (r.get("calls") or "").endswith("step")]
     lasted_s = min(sum(row["time_s"] for row in rows), evidence.phase_s(Phase.OPTIMIZER) or 0.0)
     if lasted_s < NOTABLE * step_s:

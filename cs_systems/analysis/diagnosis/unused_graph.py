@@ -11,7 +11,7 @@ RELEASE = ", or delete their outputs before the next pass"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find graphs at the peak that are released without a backward; without them, the peak is known."""
+    """Find graphs at the peak that are released without a backward pass; the peak without them is known."""
     memory = evidence.memory
     if memory is None or (graphs := memory.graphs) is None:
         return None

@@ -32,7 +32,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
 
 
 def _of_loop(row: ExchangeRow, step_s: float) -> Diagnosis | None:
-    """Find the time of the search in a loop, and whether a pass left a parameter unused."""
+    """Find the time of the search in a loop, and whether any pass left a parameter unused."""
     if row["unused"] is None:
         return None
     search_s, marks_s = row["search_share"] * step_s, row["marks_share"] * step_s

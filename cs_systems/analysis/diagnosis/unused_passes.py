@@ -7,7 +7,7 @@ from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 
 FEWEST = 6  # backward passes
-NOTABLE = 0.5  # share of the backward passes: one of two may be meant for a measurement of the gradients
+NOTABLE = 0.5  # share of the backward passes; every second one may only measure gradients
 REMEDY = (
     "check the condition that skips optimizer.step(), such as a limit of the gradients' norm (clip_grad_norm_ keeps "
     "the update); where gradients are only measured, use torch.autograd.grad"
@@ -15,7 +15,7 @@ REMEDY = (
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find that most backward passes lead to no update; accumulated gradients are used, and count as such."""
+    """Find that most backward passes lead to no update; accumulated gradients count as used."""
     row = next(iter(UNUSED_PASSES.of(evidence.tables)), None)
     if row is None or row["passes"] < FEWEST or row["unused"] <= NOTABLE * row["passes"]:
         return None

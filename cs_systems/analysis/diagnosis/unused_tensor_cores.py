@@ -27,7 +27,7 @@ WITHOUT_BF16 = "compute in fp16 (torch.autocast with dtype=torch.float16 and a G
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the time of fp32 products: from their kernels or, without a trace, from the phases that contain them."""
+    """Find the time of fp32 products: from their kernels, or without a trace from the phases that contain them."""
     step_s, now = evidence.step_s, evidence.peak_flops_per_s(Precision.FP32)
     then = next(filter(None, map(evidence.peak_flops_per_s, FASTER)), None)
     if step_s is None or not (then or has_tensor_cores(evidence.device_name or "")):
@@ -61,9 +61,9 @@ def _names(rows: Sequence[Row]) -> str:
 
 
 def _least_s(evidence: Evidence, peak_flops_per_s: float) -> float | None:
-    """Return the least time of the step's FLOPs at this peak, with half the bytes; None where they are unknown.
+    """Return the time of the step's FLOPs at this peak, with half the bytes; None if these are unknown.
 
-    The time of the fp32 kernels bounds nothing: how far below their own peak they ran is not recorded.
+    The time of the fp32 kernels gives no bound, because their distance from their own peak is not recorded.
     """
     costs, ceilings = COST.of(evidence.tables), CEILING.of(evidence.tables)
     rate = ceilings[0].get("peak_bytes_per_s") if ceilings else None
@@ -75,7 +75,7 @@ def _least_s(evidence: Evidence, peak_flops_per_s: float) -> float | None:
 
 
 def _products(evidence: Evidence, peak_flops_per_s: float | None) -> list[Row]:
-    """Return the most exact data on fp32 products: their kernels, their family, or phases that may contain them."""
+    """Return the most precise data on fp32 products: their kernels, their family, or phases that may contain them."""
     if kernels := [row for row in evidence.kernels() if row["family"] == "matmul"]:
         return [row for row in kernels if FP32_KERNEL.search(row["kernel"])]
     if evidence.setting("precision") != Precision.FP32 or peak_flops_per_s is None:

@@ -12,7 +12,7 @@ REMEDY = "hold the weights themselves in bf16 (model.to(torch.bfloat16); --preci
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the copies of weights at the peak; a model in bf16 makes none, and its weights are half as large."""
+    """Find the copies of weights at the peak; a model in bf16 makes none, and its own weights are half as large."""
     memory = evidence.memory
     if memory is None or (size := memory.of(WEIGHT_COPIES)) < NOTABLE * memory.peak_bytes:
         return None
