@@ -1,1 +1,1 @@
-"""Search that tries remedies one by one, keeps those that are proved, and checks what they change in the numbers."""
+"""Search that tries remedies one by one, keeps those that are proved faster or smaller, and checks their numerics."""

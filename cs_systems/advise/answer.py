@@ -14,13 +14,13 @@ from cs_systems.core.fields import Subject
 from cs_systems.core.tables import Column, Table
 from cs_systems.record import RunRecord
 
-CLOSE = 0.25  # share by which an expectation may be off
+CLOSE = 0.25  # largest relative error of an expectation that counts as close
 
 
 class TrialRow(TypedDict):
-    """Option of a lever: the step or the peak that was expected and measured, and why it was kept or not.
+    """Option of a lever: the expected and the measured step or peak, and why it was kept or not.
 
-    The gain is the best cell's step over the option's (or peak), measured beside each other.
+    The gain is the best cell's step (or peak) over the option's; both are measured in alternating processes.
     """
 
     lever: str
@@ -52,14 +52,15 @@ OTHERS = Table("not_kept", TrialRow, "not kept", "change step_s reason")
 
 @dataclass(frozen=True)
 class Answer:
-    """Everything that a search found so far.
+    """Results of a search so far.
 
     Attributes:
         start, best: the first and the best cell.
-        history: one record of each kept cell, the start's first.
-        trials: a row for each option that was tried, or that was not, in the order of the search.
+        history: one record of each kept cell; the first is of the start.
+        trials: a row for each option, whether tried or not, in the order of the search.
         goal: "time" or "memory".
-        whole: the best cell beside the start, measured again at the end; None if nothing was kept, or before the end.
+        whole: the best cell compared with the start, measured again at the end; None if nothing was kept, or before the
+            end.
     """
 
     start: Cell
@@ -93,7 +94,7 @@ class Answer:
         return [start, *self.kept]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the answer as JSON can hold it."""
+        """Return the answer as plain data for JSON."""
         return {
             "goal": self.goal,
             "start": _plain(self.start),
@@ -108,7 +109,7 @@ class Answer:
         }
 
     def sentences(self) -> list[str]:
-        """Return the result, and how far the expectations were off."""
+        """Return the result, and the errors of the expectations."""
         return [*filter(None, [self._result(), self._error()])]
 
     def _result(self) -> str:
@@ -154,14 +155,14 @@ def row_of(lever: str, change: str = "", status: str = "", reason: str = "") -> 
 
 
 def in_words(found: Judgement, word: str = "fast") -> str:
-    """Return how many times as fast something is, with its interval, and whether that is sure."""
+    """Return how many times as fast something is, with its interval, and whether the gain is certain."""
     low, high = (1 / end if end else None for end in (found.high, found.low))
     spread = f" ({low:.2f} … {high:.2f})" if low and high and low != high else ""
     return f"{'' if found.is_gain else 'no sure gain: '}{1 / found.ratio:.2f}{spread} times as {word}"
 
 
 def errors(trials: Sequence[TrialRow]) -> list[float]:
-    """Return by which share each expectation was off, for trials with an expected and a measured number."""
+    """Return the relative error of each expectation, for trials with an expected and a measured number."""
     pairs = [(row[f"expected_{unit}"], row[name]) for row in trials for unit, name in _PAIRS]  # type: ignore[literal-required]
     return [abs(expected / measured - 1) for expected, measured in pairs if expected and measured]
 

@@ -22,21 +22,21 @@ from cs_systems.measure.runtime.supervisor import Supervisor
 from cs_systems.measure.runtime.sweep import check, same_origin
 from cs_systems.record import DONE, Environment, RunRecord
 
-SEEDS = 3  # loss curves of the start, whose spread is what a lever may change
-EXPERIMENTS_S = 10.0  # for the experiments of each cell
-FIRST_PROCESS_S = 10.0  # taken until one was measured
+SEEDS = 3  # number of loss curves of the start; their spread is what a lever may change
+EXPERIMENTS_S = 10.0  # time in s for the experiments of each cell
+FIRST_PROCESS_S = 10.0  # assumed time in s of a process, until one is measured
 LEAST_TIMEOUT_S = 60.0
 
 
 def machine(device: str) -> Environment:
-    """Return what a worker finds here."""
+    """Return the environment that a worker finds on this machine."""
     with Supervisor() as supervisor:
         return supervisor.environment(device)
 
 
 @dataclass
 class CellBench:
-    """Place where cells are measured, each time in fresh processes.
+    """Bench that measures cells, each time in new processes.
 
     Attributes:
         journal: the folder of the records.
@@ -75,7 +75,7 @@ class CellBench:
             self._supervisor = None
 
     def resume(self, now: Environment) -> None:
-        """Read the records of an earlier search. Raises ConfigError for those of another machine than `now`."""
+        """Read the records of an earlier search. Raises ConfigError if they are from another machine than `now`."""
         for record in self.journal.read()[0]:
             if record.environment is not None:
                 same_origin(record.environment, now, self.journal)
@@ -127,7 +127,7 @@ class CellBench:
         return numerics.training(judged, start, others)
 
     def _trained(self, config: RunConfig) -> RunConfig:
-        """Return the cell that trains as this one does: for the built-in model one that keeps its losses."""
+        """Return the cell for the training check: for the built-in model, one that keeps its losses."""
         if config.subject is not Subject.STEP:
             return config
         return replace(config, workload=Subject.CURVE, mode=Mode.TRAIN_STEP, steps=self.train_steps, rounds=1)
@@ -143,7 +143,7 @@ class CellBench:
 
 
 def _errors(config: RunConfig) -> RunConfig:
-    """Return the cell that compares one step with float64; a CUDA graph computes what it captured."""
+    """Return the cell that compares one step with float64; without a CUDA graph, which computes what it captured."""
     return replace(
         config, workload=Subject.ERRORS, mode=Mode.FORWARD_BACKWARD, steps=1, rounds=1, warmup=0, graph="none"
     )

@@ -25,7 +25,7 @@ def after_imports(*lines: str, needs: str = "") -> Edit:
 
 
 def in_calls(names: Collection[str], keywords: Mapping[str, str], unless: Collection[str] = ()) -> Edit:
-    """Return the edit that adds keywords to calls of these names, unless a call has one of them or of `unless`."""
+    """Return the edit that adds keywords to calls of these names, unless a call has one of these or of `unless`."""
 
     def edit(source: str) -> str | None:
         found = [
@@ -90,7 +90,7 @@ def _with_keywords(source: str, call: ast.Call, keywords: Mapping[str, str]) -> 
     lines = source.splitlines(keepends=True)
     at = (call.end_lineno or 1) - 1
     line = lines[at].encode()
-    end = (call.end_col_offset or 1) - 1  # of the closing bracket
+    end = (call.end_col_offset or 1) - 1  # position of the closing bracket
     before = "".join([*lines[:at], line[:end].decode()])
     text = ", ".join(f"{name}={value}" for name, value in keywords.items())
     kept = before.rstrip()
@@ -100,7 +100,7 @@ def _with_keywords(source: str, call: ast.Call, keywords: Mapping[str, str]) -> 
 
 
 def _inserted(source: str, after: int, added: list[str]) -> str:
-    """Return the source with lines added after the line with this number."""
+    """Return the source with lines added after line number `after`."""
     lines = source.splitlines(keepends=True)
     if after and lines[after - 1][-1:] != "\n":
         lines[after - 1] += "\n"

@@ -1,4 +1,4 @@
-"""Levers inside the process of an unedited script, applied right after it imported torch."""
+"""Levers applied inside the process of an unedited script, right after it imports torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cs_systems.core import plugins
 
 
 def apply(levers: Iterable[str], seed: int) -> None:
-    """Apply the hooks of these levers, and add `seed` to every seed that the script sets."""
+    """Apply the hooks of these levers, and change every seed that the script sets by `seed`."""
     for name in levers:
         lever: Lever = plugins.get("levers", name)
         if lever.script is not None and lever.script.hook is not None:

@@ -1,4 +1,4 @@
-"""Judgement of a candidate that was measured beside the best cell: a gain, no gain, or not settled yet."""
+"""Judgement of a candidate compared with the best cell: a gain, no gain, or undecided."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from cs_systems.core import statistics
 from cs_systems.record import RunRecord
 
 LEAST_GAIN = statistics.MINIMUM_EFFECT
-MOST_PAIRS = 3  # of processes, before a difference that does not show counts as none
-# Each look after a pair may err with its share of 5%, so that the interval holds at whichever pair a trial ends. The
-# test of core/sequential.py assumes less, but takes at least 8 pairs, too many for a search of minutes.
+MOST_PAIRS = 3  # most pairs of processes; without a clear difference by then, there is no gain
+# The error of 5% is divided among the looks after each pair, so that the interval is valid at whichever pair a trial
+# ends. The test of core/sequential.py assumes less, but takes at least 8 pairs, too many for a search of minutes.
 CONFIDENCE = 1 - (1 - statistics.CONFIDENCE) / MOST_PAIRS
 
 
 class Judgement(NamedTuple):
     """Ratio of the candidate to the best cell, below 1 for a gain, with its interval.
 
-    is_gain: None while neither a gain nor its absence is sure.
+    is_gain: None while neither a gain nor its absence is certain.
     """
 
     is_gain: bool | None

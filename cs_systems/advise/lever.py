@@ -1,4 +1,4 @@
-"""Lever, the constant of each file of `advise/levers/`, and the situation in which it is asked for its options."""
+"""Lever (the constant of each file in `advise/levers/`), and the situation for which it returns its options."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ Cell = RunConfig | ScriptPlan
 
 
 def batch_of(cell: Cell) -> int:
-    """Return the batch, by which steps are compared per token; that of a script never changes."""
+    """Return the batch size, by which steps are compared per token; 1 for a script, whose batch never changes."""
     return cell.batch_size if isinstance(cell, RunConfig) else 1
 
 
 @dataclass(frozen=True)
 class Situation:
-    """Present state of a search, which levers judge.
+    """Present state of a search, which each lever judges.
 
     Attributes:
         cell: the best cell or plan of a script so far.
@@ -69,7 +69,7 @@ class Situation:
 
     @property
     def config(self) -> RunConfig:
-        """Best cell, where it is one."""
+        """Configuration of the best cell; only for cells."""
         assert isinstance(self.cell, RunConfig)
         return self.cell
 
@@ -119,7 +119,10 @@ class Situation:
         return None if step_s is None or record is None or is_launch_bound(record) else step_s
 
     def after_experiment(self, experiment: str, instead: str = "") -> Expected | None:
-        """Return the step with a part of it as an experiment measured it, but no shorter than the host submits it."""
+        """Return the step if a part of it takes the time that an experiment measured.
+
+        At least the host's time to submit it.
+        """
         row, device_s = self._row(experiment, instead), self.device_s
         if row is None or row["time_s"] is None or device_s is None:
             return None
@@ -146,7 +149,7 @@ class Situation:
         return None
 
     def _row(self, experiment: str, instead: str = "") -> ExperimentRow | None:
-        """Return the newest row of an experiment on the present step, or of a part on one that differs around it."""
+        """Return the newest row of an experiment on the present step, or on an equal part of an earlier step."""
         now = self.config.of_any_measurement
         for made, row in self._rows(experiment, instead):
             if experiment == "device-only":  # a graph launches the same kernels
@@ -189,7 +192,7 @@ class Option:
 
     Attributes:
         fields: field of RunConfig → value.
-        expected: the step in s that is expected (with `--goal memory` the peak in bytes); None: only a trial can tell.
+        expected: the expected step in s (with `--goal memory` the peak in bytes); None if only a trial can measure it.
     """
 
     fields: Mapping[str, Any]
@@ -201,14 +204,14 @@ NotHere = str  # reason why a lever does not apply
 
 @dataclass(frozen=True)
 class ScriptChange:
-    """Way to apply a lever to a script that is not edited.
+    """One way to apply a lever to an unedited script.
 
     Attributes:
         what: the change in words: "TF32 in matrix products".
         unfit: returns why it does not apply to a script, or None.
         environment: variables of the script's process.
-        hook: changes PyTorch in the script's process, right after its import; None where the variables are enough.
-        patch: returns the text of a script with the change written into it; None where it does not find the place.
+        hook: changes PyTorch in the script's process, right after its import; None if the variables are enough.
+        patch: returns the text of a script with the change written into it; None if it does not find the place.
     """
 
     what: str
@@ -223,9 +226,9 @@ class Lever:
     """Change that may make a step faster or smaller.
 
     Attributes:
-        numbers: what it may change in the numbers, in words; "" for nothing, so that nothing is checked.
+        numbers: how it may change the numerical results, as text; "" if it does not, so that nothing is checked.
         options: returns the ways to apply it to a cell, or the reason why there is none; None for a lever of scripts.
-        lines: what to write in a program of one's own.
+        lines: the code to write in the user's own program.
         usual: share of the step that it usually saves, by profiles/training_step. It only orders options without an
             expectation, and is never shown.
         script: how it is applied to a script; None for a lever of cells.
@@ -275,11 +278,11 @@ class Proposal:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Name of the option, the same on top of another best cell."""
+        """Name of the option; it does not depend on the best cell."""
         return self.lever, self.words
 
     def gain(self, now: float) -> float:
-        """Return the share that it is expected to save, or that it usually saves."""
+        """Return the expected share of the step that is saved, else the usual share."""
         return self.usual if self.expected is None else 1 - self.expected.value / self.times / now
 
 
@@ -364,7 +367,7 @@ def _of_script(situation: Situation, name: str, lever: Lever) -> Iterator[Propos
 
 
 def only_built_in(situation: Situation) -> str | None:
-    """Return why a lever of the built-in model does not apply to another workload."""
+    """Return why a lever of the built-in model does not apply to this workload; None if it does."""
     if situation.config.subject is Subject.STEP:
         return None
     return "it is an option of the built-in model only"

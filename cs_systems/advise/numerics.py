@@ -1,4 +1,4 @@
-"""Check of what a kept lever changes in the numbers: loss curves, or the errors of one step against float64."""
+"""Check of how a kept lever changes the numerics: loss curves, or the errors of one step against float64."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from cs_systems.analysis.comparison.precision import PRECISION_ERROR, TRAINING_C
 from cs_systems.core.tables import first_row
 from cs_systems.record import RunRecord
 
-TOLERANCE = 4.0  # times the start's own error: what two orders of the same sums differ by
-LEAST_ERROR = 1e-6  # of float32's sums; below it, an error is rounding
-TAIL = 0.1  # share of the steps at the end whose mean loss is compared
+TOLERANCE = 4.0  # times the start's own error; two orders of the same sums differ by less
+LEAST_ERROR = 1e-6  # error of float32 sums; below it, an error is rounding
+TAIL = 0.1  # share of the steps, at the end, over which the mean loss is compared
 
 
 class Check(NamedTuple):
-    """Answer of the check, with what it saw in words."""
+    """Answer of the check, with its findings as text."""
 
     passed: bool
     saw: str
@@ -27,7 +27,7 @@ UNCHECKED = Check(True, "")
 
 
 def training(candidate: RunRecord, start: RunRecord, seeds: Sequence[RunRecord]) -> Check:
-    """Return whether the candidate's losses differ from the start's by no more than those of other seeds do.
+    """Return whether the candidate's losses differ from the start's by no more than losses with other seeds do.
 
     Args:
         candidate: loss curve of the candidate, with the start's seed.
@@ -68,10 +68,10 @@ def strict(candidate: RunRecord, start: RunRecord) -> Check:
 
 
 def losses(record: RunRecord) -> list[float]:
-    """Return the losses of a training curve; of a loop the first and last ones; of others that of the last step."""
+    """Return the losses of a training curve; for a loop the first and the last; otherwise the loss of the last step."""
     if rows := TRAINING_CURVE.of(record.results):
         return [row["loss"] for row in rows]
-    if outcome := OUTCOME.of(record.results):  # of a recorded loop
+    if outcome := OUTCOME.of(record.results):  # record of a loop
         early, late = outcome[0]["early_loss"], outcome[0]["late_loss"]
         return [early, late] if early is not None and late is not None else []
     ran: Mapping[str, float | None] = first_row(record.results, "ran")

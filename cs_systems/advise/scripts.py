@@ -26,16 +26,16 @@ from cs_systems.core.printable import plain
 from cs_systems.core.units import human
 from cs_systems.record import RunRecord, read_records, records_path
 
-SEEDS = 3  # runs of the start, whose spread is what a lever may change
-FIRST_PROCESS_S = 20.0  # taken until one was measured
+SEEDS = 3  # runs of the start; their spread is what a lever may change
+FIRST_PROCESS_S = 20.0  # assumed time in s of a process, until one is measured
 LEAST_TIMEOUT_S = 60.0
-MOST_COPIED_BYTES = 200 << 20  # of a folder that is copied to try a patch
+MOST_COPIED_BYTES = 200 << 20  # largest folder that is copied to try a patch
 NOT_COPIED = (".git", ".venv", "venv", "node_modules", "__pycache__", "runs", "wandb")
 
 
 @dataclass
 class ScriptBench:
-    """Place where a script is measured.
+    """Bench that measures a script.
 
     Attributes:
         words: the script with its arguments.
@@ -89,7 +89,7 @@ class ScriptBench:
         return fmean(self._took_s) if self._took_s else FIRST_PROCESS_S
 
     def _run(self, plan: ScriptPlan, folder: Path) -> str | None:
-        """Run the script to its last recorded step; return why it was ended before, or None."""
+        """Run the script up to its last recorded step; return why it was ended earlier, or None."""
         names = () if plan.is_patched else plan.levers
         options = {**self.options, "out": str(folder.absolute()), "levers": list(names), "seed": plan.seed}
         where = self.copy if plan.is_patched else None
@@ -112,7 +112,7 @@ class ScriptBench:
                 return "it took longer than the rest of the time"
             finally:
                 with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # what the script started and left running
+                    os.killpg(process.pid, signal.SIGKILL)  # kills processes that the script left running
         return None
 
     def environment(self, plan: ScriptPlan) -> dict[str, str]:
@@ -134,7 +134,7 @@ class ScriptBench:
         return source, missing
 
     def copied(self, script: Path, text: str, to: Path) -> None:
-        """Copy the current folder, with this text for the script. Raises ConfigError where that is too much."""
+        """Copy the current folder, with `text` as the script. Raises ConfigError if the folder is too large."""
         here = Path.cwd()
         if not script.resolve().is_relative_to(here):
             raise ConfigError(f"{script} is outside the current folder; run the command in the folder of the script")
@@ -154,7 +154,7 @@ class ScriptBench:
 
 
 def diff(name: str, before: str, after: str) -> str:
-    """Return the unified diff of a script, as `git apply` and `patch -p1` take it."""
+    """Return the unified diff of a script, in the form that `git apply` and `patch -p1` read."""
     lines = difflib.unified_diff(
         before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{name}", f"b/{name}"
     )
@@ -162,7 +162,7 @@ def diff(name: str, before: str, after: str) -> str:
 
 
 def git_status() -> str | None:
-    """Return what git sees changed in the current folder; None outside of a repository."""
+    """Return the changes that git reports in the current folder; None outside of a repository."""
     try:
         done = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=False)
     except OSError:
@@ -184,7 +184,7 @@ def _name(plan: ScriptPlan, number: int) -> str:
 
 
 def _recorded(folder: Path) -> RunRecord | None:
-    """Return the record that a process left, if it has a time."""
+    """Return the record that a process left; None if it has no time."""
     if not records_path(folder).exists():
         return None
     records, _ = read_records(folder)

@@ -1,4 +1,4 @@
-"""Search: tries one lever after the other beside the best cell so far, and keeps those that are proved.
+"""Search: tries one lever after the other, compared with the best cell so far, and keeps those that are proved.
 
 The option with the largest gain per cost comes first; one without an expectation counts as what it usually gains. Each
 is measured in a fresh process beside those of the best cell, and in further pairs that alternate (B A, A B) until its
@@ -37,19 +37,19 @@ CLOSE_ENDS = 1.06  # of the whole gain's interval, high over low, from which no 
 
 
 class Bench(Protocol):
-    """Place where cells are measured."""
+    """Interface of the bench that measures cells or scripts."""
 
     def measure(self, cell: Cell, number: int) -> RunRecord:
-        """Return the record of the cell's process with this number, which is measured unless it is recorded."""
+        """Return the record of process `number` of the cell; it is measured unless the record exists."""
 
     def check(self, cell: Cell) -> Check:
-        """Return what the cell changes in the numbers of the start."""
+        """Return how the cell changes the numerics compared with the start."""
 
     def left_s(self) -> float:
-        """Return the rest of the time for the search."""
+        """Return the time left for the search, in s."""
 
     def process_s(self) -> float:
-        """Return how long a process has usually taken."""
+        """Return how long a process usually takes, in s."""
 
     def spent_s(self) -> float:
         """Return the time since the search began."""
@@ -90,7 +90,7 @@ class Search:
         return self.situation.cell
 
     def run(self) -> None:
-        """Try options until none is left, or the time is over. Raises Nothing."""
+        """Try options until none or no time is left. Raises Nothing."""
         first = self._measure(self.best)
         if first.measurement is None or not first.is_timing or self._now(first) is None:
             raise Nothing(first.reason or "the start has no valid number for this goal")
@@ -106,7 +106,7 @@ class Search:
         return self.bench.left_s() >= (PROCESSES + 2) * self.bench.process_s()
 
     def answer(self) -> Answer:
-        """Return what was found so far, with the levers that do not apply and the options that were not tried."""
+        """Return the results so far, with the levers that do not apply and the options that were not tried."""
         rows = [*self.rows, *self._not_tried()]
         return Answer(self.start, self.best, self.situation.history, tuple(rows), self.situation.goal, self._whole)
 
@@ -120,21 +120,21 @@ class Search:
         return max(worth, key=lambda one: one.gain(now) / one.cost, default=None)
 
     def _is_open(self, option: Proposal, now: float) -> bool:
-        """Return whether a trial may show a gain: it is expected, or only a trial can tell and none was made."""
+        """Return whether a trial may show a gain: one is expected, or there is no expectation and no trial yet."""
         if option.expected is None:
             return option.key not in self._tried or (option.key in self._hidden and self.situation.is_captured)
         least = AGAIN if option.key in self._tried or self._kept.intersection(option.levers) else LEAST_GAIN
         return option.gain(now) > least and (option.lever, str(option.cell)) not in self._tried
 
     def _fits(self, option: Proposal) -> str | None:
-        """Return why the expected peak is too large; None if it is not, or unknown."""
+        """Return why the expected peak is too large; None if it is not, or is unknown."""
         limit, expected = self.situation.memory_bytes, self.situation.forecast(**option.fields)
         if limit is None or expected is None or expected.value <= limit:
             return None
         return f"its expected peak is {human(expected.value, 'bytes')}, more than {human(limit, 'bytes')}"
 
     def _try(self, option: Proposal) -> None:
-        """Measure an option beside the best cell, and keep it if it gains and its numbers pass."""
+        """Measure an option, compared with the best cell, and keep it if it gains and its numerics pass."""
         now = self._now(self.situation.history[-1])
         assert now is not None
         expected = f", expected {human(option.expected.value, self._unit)}" if option.expected else ""
@@ -192,7 +192,7 @@ class Search:
             )
 
     def _judged(self, option: Proposal, records: list[RunRecord]) -> tuple[str, str, Judgement | None, Check]:
-        """Return (status, reason, judgement, check of the numbers); fill the records of the candidate."""
+        """Return (status, reason, judgement, check of the numerics); append the candidate's records to `records`."""
         found: Judgement | None = None
         for answer in self._pairs(self.best, option.cell, records, self._known()):
             if isinstance(answer, str):
@@ -243,7 +243,7 @@ class Search:
             yield JUDGES[self.situation.goal](of_base, records, times)
 
     def _prove(self) -> None:
-        """Measure the start and the best cell again beside each other."""
+        """Measure the start and the best cell again, in alternating processes."""
         self.say("measuring the start again, beside the best")
         self._whole = self.beside_start(self.best)
 
@@ -305,7 +305,7 @@ def _options(situation: Situation, levers: Mapping[str, Lever]) -> list[Proposal
 
 
 def _why(record: RunRecord) -> str:
-    """Return why a record has no number, in one line."""
+    """Return why a record has no number, as one line."""
     if record.measurement is not None:
         return "; ".join(caveat.message for caveat in record.warnings) or "its times are not valid"
     if record.status == "timeout":

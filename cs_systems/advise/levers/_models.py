@@ -1,4 +1,4 @@
-"""Changes of a script's models, at the moment at which it makes an optimizer for them."""
+"""Changes to a script's models, made when it creates an optimizer for them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def at_optimizer(change: Callable[[Any], object]) -> None:
 
 
 def models_of(optimizer: Any) -> list[Any]:
-    """Return the modules that hold parameters of an optimizer and are part of no other such module."""
+    """Return the outermost modules that hold parameters of an optimizer."""
     from torch import nn
 
     mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

@@ -10,7 +10,8 @@ from cs_systems.config import Precision
 from cs_systems.core import plugins
 from cs_systems.core.fields import Subject
 
-OF_TORCH = {"sdpa_flash": "flash", "sdpa_cudnn": "cudnn", "sdpa_efficient": "efficient"}  # → variant of the experiment
+# backend → variant of the experiment
+OF_TORCH = {"sdpa_flash": "flash", "sdpa_cudnn": "cudnn", "sdpa_efficient": "efficient"}
 HALF = (Precision.BF16, Precision.FP16, Precision.BF16_PURE, Precision.FP8)
 
 
@@ -25,7 +26,7 @@ def options(situation: Situation) -> Sequence[Option] | str:
 
 
 def _fitting(situation: Situation) -> Iterator[str]:
-    """Yield the backends that may be the fastest here; the experiment ranks those of PyTorch."""
+    """Yield the backends that may be fastest here; the experiment ranks those of PyTorch."""
     if not situation.on_gpu:
         yield "sdpa_flash"
     elif situation.config.precision not in HALF:

@@ -11,7 +11,7 @@ from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core.fields import Subject
 from cs_systems.formulas.memory.fit import largest, needed_bytes
 
-MOST_TIMES = 64  # of the present batch
+MOST_TIMES = 64  # times the present batch
 
 
 def options(situation: Situation) -> Sequence[Option] | str:
@@ -30,7 +30,7 @@ def options(situation: Situation) -> Sequence[Option] | str:
 
 
 def _most(config: RunConfig, memory_bytes: int) -> int:
-    """Return the largest batch that fits by formula, for the plain step; parts and graphs need about as much."""
+    """Return the largest batch that fits by formula for the plain step; parts and graphs need about the same memory."""
     try:
         plain = replace(config, parts=(), graph="none", compile="none", compile_scope="model")
         return largest(lambda n: needed_bytes(replace(plain, batch_size=n)), memory_bytes, config.batch_size)
@@ -39,7 +39,7 @@ def _most(config: RunConfig, memory_bytes: int) -> int:
 
 
 def _expected(situation: Situation, times: int) -> Expected | None:
-    """Return the step with a batch so many times as large, if its time on the device grows with the batch."""
+    """Return the step with a batch `times` as large, if its device time grows in proportion to the batch."""
     if situation.device_s is None:
         return None
     value = max(times * situation.device_s, situation.host_s)

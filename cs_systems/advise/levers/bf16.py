@@ -34,7 +34,7 @@ def _lacks_bf16(situation: Situation) -> str | None:
 
 
 def _cpu_has_bf16() -> bool:
-    """Return whether Linux lists such instructions for this CPU, or does not say."""
+    """Return whether Linux lists such instructions for this CPU; True if it lists no instructions."""
     try:
         found = re.search(r"^(?:flags|Features)\s*:(.*)$", CPU.read_text(), re.MULTILINE)
     except OSError:

@@ -8,7 +8,7 @@ from cs_systems.advise.lever import Lever, Option, Situation, only_built_in
 from cs_systems.config import Precision
 from cs_systems.formulas.peaks import peak_flops
 
-LEAST_WIDTH = 1024  # of d_model; below it, finding the scales took longer than fp8 saved (profiles/training_step)
+LEAST_WIDTH = 1024  # smallest d_model; below it, finding the scales took longer than fp8 saved (profiles/training_step)
 
 
 def options(situation: Situation) -> Sequence[Option] | str:

@@ -43,7 +43,7 @@ def hook() -> None:
 
 
 def _fuse(cls: Any) -> None:
-    """Make fused=True the default of an optimizer of torch, unless another form of its update is asked for."""
+    """Make fused=True the default of torch's optimizers, unless another form of the update is requested."""
     made = cls.__init__
 
     @functools.wraps(made)

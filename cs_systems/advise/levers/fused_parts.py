@@ -10,7 +10,7 @@ from cs_systems.config import Mode
 from cs_systems.core.recipes import FAST_PARTS
 
 LOSS = "fused_cross_entropy"
-# In place of the two parts of the fast recipe that are kernels of CUDA C++.
+# replacements for the two parts of the fast recipe that are CUDA C++ kernels
 BY_TRITON = {"fused_feed_forward": "fused_swiglu", "fused_weight_update": "update_in_backward"}
 
 

@@ -1,4 +1,4 @@
-"""Garbage collection less often, and never of the objects that exist before the loop."""
+"""Garbage collection less often, and never for objects that exist before the loop."""
 
 from __future__ import annotations
 
