@@ -13,7 +13,7 @@ from cs_systems.record import RunRecord
 
 TRANSFER = "transfer"
 SET_UP = ("start_s", "init_process_group_s", "new_group_s", "first_call_s")
-# Columns of a cell and of its step in the frame besides its fields, with pandas types; `call_s`: on the straggler.
+# columns of a collective's cell in the frame besides its fields, with pandas types; `call_s` is on the straggler
 CELL_COLUMNS = {
     "backend": "object",
     "link_bytes_per_s": "float64",
@@ -29,7 +29,7 @@ STEP_COLUMNS = {
 
 
 class Line(NamedTuple):
-    """Key of one fit: the calls of one collective and dtype between a number of ranks, over message sizes."""
+    """Key of one fit: the calls of one collective and dtype on a number of ranks, over message sizes."""
 
     collective: str
     dtype: str
@@ -57,7 +57,7 @@ class FitRow(LineColumns):
 
 
 class LineSetupRow(LineColumns, SetupRow):
-    """Set-up of a line's process, with the first call of the smallest size beside a later one."""
+    """Set-up of a line's process, with the first call of the smallest size and a later one."""
 
     size_bytes: int
     call_s: Annotated[float | None, Column("per call")]
@@ -94,7 +94,7 @@ def step(record: RunRecord) -> dict[str, Any]:
 
 
 def call_s(record: RunRecord) -> float | None:
-    """Return the median duration of one call, where a sample holds several."""
+    """Return the median duration of one call, if a sample holds several calls."""
     measurement, shape = record.measurement, record.config.get("collective")
     if measurement is None or not shape or (transfer_s := measurement.median_s(TRANSFER)) is None:
         return None

@@ -1,4 +1,4 @@
-"""An answer as the first lines of an output, for a terminal, for Markdown and for a page."""
+"""Answer as the first lines of an output, for a terminal, for Markdown and for a page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of records and configurations at a prompt and in a notebook, as text and as HTML."""
+"""Tables of records and configurations at a Python prompt and in a notebook, as text and as HTML."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cs_systems.report.tables.formats import terminal
 from cs_systems.report.tables.rows import plain_table
 from cs_systems.report.tables.table import Table
 
-MOST_CELLS = 20  # of a grid that are shown, so that it fits a screen
+MOST_CELLS = 20  # number of cells of a grid that are shown, so that they fit a screen
 
 
 def as_text(heading: str, shown: Sequence[RunRecord] | Sequence[RunConfig]) -> str:
@@ -35,7 +35,7 @@ def as_html(heading: str, shown: Sequence[RunRecord] | Sequence[RunConfig]) -> s
 
 
 def _tables(shown: Sequence[Any]) -> tuple[list[Table], str]:
-    """Return the tables, or the reason that there are none: to show an object must not fail."""
+    """Return the tables, or the reason why there are none, because showing an object must not fail."""
     if not shown:
         return [], ""
     if isinstance(shown[0], RunConfig):
@@ -47,7 +47,7 @@ def _tables(shown: Sequence[Any]) -> tuple[list[Table], str]:
 
 
 def _table_of_cells(cells: Sequence[RunConfig]) -> Table:
-    """Return a table of the fields that vary; what is the same in all cells is in its caption."""
+    """Return a table of the fields that vary; fields with one value for all cells are in its caption."""
     rows = [_fields(cell) for cell in cells]
     apart = [name for name in rows[0] if any(row.get(name) != rows[0].get(name) for row in rows)]
     silent = {*apart, *(f"{part}.{name}" for part in ("model", "shape") for name in apart)}

@@ -24,7 +24,8 @@ REMEDIES = {
     errno.ENAMETOOLONG: SHORTER,
     errno.ENXIO: "start the program that reads the FIFO first",
 }
-STREAMS = (Path("/dev"), Path("/dev/fd"))  # links in these lead to open descriptors, whose position must be kept
+# links in these folders lead to open descriptors, whose file position must be kept
+STREAMS = (Path("/dev"), Path("/dev/fd"))
 
 
 def write_file(file: Path, content: bytes) -> None:
@@ -56,7 +57,7 @@ def check_writable(file: Path) -> None:
 
 @contextmanager
 def standard_output() -> Iterator[None]:
-    """Name standard output in an OSError from writing to it, because the system leaves the name out."""
+    """Add the name of standard output to an OSError from writing to it, because the system does not name it."""
     try:
         yield
     except OSError as error:
@@ -94,7 +95,7 @@ def _opened(file: Path) -> int:
 
 @contextmanager
 def _beside(file: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield the target of the file's links, and a new empty file in its folder, which is removed afterwards."""
+    """Yield the file that links lead to, and a new empty file in its folder, which is removed afterwards."""
     target = Path(os.path.realpath(file))
     target.parent.mkdir(parents=True, exist_ok=True)
     mode = 0o666

@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 __all__ = ["CELL_COLUMNS", "CLEAN", "PHASE_COLUMNS", "STEP", "by_kind", "frame", "load", "without_retried"]
 
-# At a prompt pandas shows as many of the first and of the last columns as fit: these answer most questions.
+# At a prompt, pandas shows the first and the last columns that fit; these answer most questions.
 _FIRST = ("phase", "median_s", "p10_s", "p90_s")
 _LAST = ("peak_allocated_bytes", "mfu", "status")
-CLEAN = "none"  # profiler of clean records, whose times are timings
+CLEAN = "none"  # profiler field of clean records, whose times are valid timings
 
 
 def load(path: str | os.PathLike[str]) -> pd.DataFrame:
     """Load the frame of the records under `path`, without failed attempts that a resumed sweep has since replaced.
 
-    Warns if lines were skipped because they are no records; `read_records` returns a complaint about each.
+    Warns if lines were skipped because they are not records; `read_records` returns a message for each.
     """
     from cs_systems.report.reading import sound_records
 
@@ -71,7 +71,7 @@ def by_kind(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
 def frame(records: RunRecord | Iterable[RunRecord]) -> pd.DataFrame:
     """Return the long DataFrame of `records`, with CELL_COLUMNS and PHASE_COLUMNS; the times come first.
 
-    Raises ConfigError for a malformed record, and for what is no record.
+    Raises ConfigError for a malformed record, and for anything that is not a record.
     """
     import pandas as pd
 
@@ -100,11 +100,11 @@ def frame(records: RunRecord | Iterable[RunRecord]) -> pd.DataFrame:
 
 @contextmanager
 def _naming(index: int, record: RunRecord) -> Iterator[None]:
-    """Convert errors caused by a record's missing fields into one that names the record."""
+    """Convert an error caused by a record's missing fields into one that names the record."""
     try:
         yield
     except ConfigError as error:
-        problem = str(error).partition("; ")[0]  # its remedy is for a cell that is to be measured
+        problem = str(error).partition("; ")[0]  # its remedy is for a cell before it is measured
         text = (
             f"record {index + 1} (key {record.key}) cannot be shown: {problem}; read it with the version that wrote "
             "it, or delete its line of records.jsonl"

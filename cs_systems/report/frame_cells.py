@@ -15,11 +15,11 @@ from cs_systems.report.series import FLAG, INTEGER, REAL, TEXT
 
 _KINDS = {int: INTEGER, float: REAL, bool: FLAG}
 _FITTING: dict[str, type | tuple[type, ...]] = {TEXT: str, INTEGER: int, REAL: (int, float), FLAG: bool}
-SIZE = "size"  # column of the model's name, with the fields that differ from the preset
+SIZE = "size"  # name of the column for the model's name, with the fields that differ from the preset
 
 
 def _ordered() -> dict[str, Declared]:
-    """Return the fields that have a column, by its name; a field that is like another stands next to it."""
+    """Return the fields that have a column, by column name; fields that mirror another one stand next to it."""
     found: dict[str, list[Declared]] = {}
     for path, each in LEAVES.items():
         if each.field.column or each.field.short:
@@ -29,7 +29,7 @@ def _ordered() -> dict[str, Declared]:
 
 LIKE = {
     path: ".".join([*path.split(".")[:-1], each.field.like]) for path, each in LEAVES.items() if each.field.like
-}  # path of a field → path of the field whose value it has where it is None
+}  # path of a field → path of the field whose value it takes when it is None
 FIELD_COLUMNS = _ordered()
 _FIELD_KINDS = {name: _KINDS.get(each.kind, TEXT) for name, each in FIELD_COLUMNS.items()}
 # Fields that describe a step, not its measurement; workloads from outside the package may ignore them.
@@ -101,7 +101,7 @@ def cell_row(index: int, record: RunRecord) -> dict[str, Any]:
         "ceiling_precision": ceiling.get("precision"),
         **collectives.cell(record),
     }
-    if Subject.of(config["workload"]) in _UNKNOWN:  # its own report takes precedence over the configuration
+    if Subject.of(config["workload"]) in _UNKNOWN:  # the workload's own report takes precedence over the configuration
         fitting = {name: _FITTING[kind] for name, kind in _STEP_FIELDS.items()}
         cell["reported"] = {n: v for n, v in ran.items() if n in fitting and isinstance(v, fitting[n])}
         uses = ran.get("uses")  # None for a cell that did not run
@@ -126,8 +126,8 @@ def _left_out(record: RunRecord) -> str | None:
 def clear_unused_fields(cells: Sequence[dict[str, Any]]) -> None:
     """Set to null the fields that a workload from outside the package is not known to use.
 
-    A field is known to be used if the workload reports it, or if it applied or was read. A cell that did not run uses
-    what the workload's other cells use.
+    A field is known to be used if the workload reports it, or if it applied or was read. For a cell that did not run,
+    the fields of the workload's other cells count.
     """
     foreign = [cell for cell in cells if Subject.of(cell["workload"]) in _UNKNOWN]
     used: dict[str, frozenset[str]] = {}
@@ -142,7 +142,7 @@ def clear_unused_fields(cells: Sequence[dict[str, Any]]) -> None:
 
 
 def _columns(uses: str) -> frozenset[str]:
-    """Return the columns of the fields that a workload used, which its record lists with spaces between them."""
+    """Return the columns of the fields that a workload used; its record lists them separated by spaces."""
     names = set(uses.split())
     if names & {LEAVES[path].name for path in _MODEL}:
         names.add(SIZE)
@@ -155,11 +155,11 @@ def _columns(uses: str) -> frozenset[str]:
 
 
 _UNKNOWN = (Subject.OWN, Subject.LOOP)
-_MODEL = tuple(path for path, each in LEAVES.items() if each.field.short)  # fields that the name of a size shows
+_MODEL = tuple(path for path, each in LEAVES.items() if each.field.short)  # fields that are part of the name of a size
 
 
 def _configured(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of the fields that apply to the subject of a configuration."""
+    """Return the columns of the fields that apply to a configuration's subject."""
     subject, cell = Subject.of(config["workload"]), dict[str, Any]()
     for name, each in FIELD_COLUMNS.items():
         if subject not in each.subjects:

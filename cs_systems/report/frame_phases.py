@@ -105,7 +105,7 @@ def phase_rows(record: RunRecord, peak: float | None) -> Iterator[Row]:
 def _counted_per_s(record: RunRecord, measurement: Measurement, what: str, median_s: float) -> float | None:
     """Return the tokens or samples of all ranks per second, of the median step.
 
-    Where the batches differ in size, no step stands for the others: it is the rate of all timed steps together.
+    If the batches differ in size, it is the rate of all timed steps together, because no step represents the others.
     """
     ran = first_row(record.results, "ran")
     if (together := ran.get(f"timed_{what}")) is not None:
@@ -116,7 +116,7 @@ def _counted_per_s(record: RunRecord, measurement: Measurement, what: str, media
 
 
 def _energy(record: RunRecord) -> Row:
-    """Return the energy of a step of all ranks, the part above an idle device's, the tokens per joule and the power."""
+    """Return a step's energy on all ranks, the part above idle, the tokens per joule and the mean power."""
     rows = ENERGY.of(record.results)
     if not rows:
         return {}

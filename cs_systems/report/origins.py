@@ -1,4 +1,4 @@
-"""Origin of records for people: when they were written, by which commands, and on which hosts if that was asked for."""
+"""Origin of records for people: when they were written, by which commands, and on which hosts if recorded."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 from cs_systems.record import Origin, RunRecord, recorded_files
 
-MOST_COMMANDS = 3  # that `lines` names
-FIRST_UNIX_S = 1_483_228_800.0  # 2017: an earlier time in a trace is of a clock that does not count from 1970
+MOST_COMMANDS = 3  # number of commands that `lines` names
+FIRST_UNIX_S = 1_483_228_800.0  # 2017: an earlier time in a trace is from a clock that does not count from 1970
 LAST_UNIX_S = 4_102_444_800.0  # 2100
 
 
 def of(records: Iterable[RunRecord]) -> list[Origin]:
-    """Return the known origins, the earliest first; records before version 0.2 have none."""
+    """Return the known origins, the earliest first; records from before version 0.2 have none."""
     return sorted((r.origin for r in records if r.origin), key=lambda origin: origin.recorded_unix_s)
 
 
@@ -24,7 +24,7 @@ def date(origin: Origin) -> str:
 
 
 def moment(unix_s: float) -> str | None:
-    """Return a time that a file states, as `date` does; None if its clock does not count from 1970."""
+    """Return a time stated in a file, in the form of `date`; None if its clock does not count from 1970."""
     return date(Origin(unix_s, None)) if FIRST_UNIX_S < unix_s < LAST_UNIX_S else None
 
 
@@ -37,12 +37,12 @@ def span(origins: Sequence[Origin]) -> str:
 
 
 def commands(origins: Iterable[Origin]) -> list[str]:
-    """Return the commands, each once."""
+    """Return the commands, without duplicates."""
     return [*dict.fromkeys(origin.command for origin in origins if origin.command)]
 
 
 def hosts(origins: Iterable[Origin]) -> list[str]:
-    """Return the hosts that were recorded on request, each once."""
+    """Return the hosts that were recorded on request, without duplicates."""
     return [*dict.fromkeys(origin.host for origin in origins if origin.host)]
 
 
@@ -63,7 +63,7 @@ def of_file(file: Path, began_unix_s: float | None = None) -> list[str]:
     """Return when and by which command a trace or snapshot was recorded, as `lines` does.
 
     Args:
-        file: The file, beside which the record of its cell may lie.
+        file: The file; the record of its cell may be next to it.
         began_unix_s: Time that the file itself states, for a file without a record.
     """
     record = recorded_files(file.parent).get(file.name)

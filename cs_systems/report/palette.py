@@ -1,8 +1,7 @@
 """Colours of figures and pages by name: `paint("matmul")`, and `css()` for pages.
 
-HUES were found by a search: every two are told apart by normal and colour-deficient eyes, and each
-stands out from the page. There are no more such hues, so names that need none of their own share a
-grey and differ in hatching.
+HUES were found by a search: every two are told apart by normal and colour-deficient eyes, and each stands out from the
+page. There are no more such hues, so less important names share a grey and differ in hatching.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ class Shade(NamedTuple):
 
 
 class Paint(NamedTuple):
-    """Look of a name: a colour of SHADES, and matplotlib's hatch, which tells it apart without colour."""
+    """Look of a name: a colour of SHADES, and matplotlib's hatch, which distinguishes it without colour."""
 
     hue: str
     hatch: str = ""
@@ -49,7 +48,7 @@ HATCH = Shade("#565d67", "#a9b1bb")
 PAGE = Shade("#ffffff", "#15181c")
 RAISED = Shade("#f5f6f8", "#1e2228")  # behind headings and fields
 INK = Shade("#1e2227", "#e3e6ea")  # text
-SOFT = Shade("#5b636e", "#9aa3ae")  # text and lines that matter less
+SOFT = Shade("#5b636e", "#9aa3ae")  # less important text and lines
 
 UNATTRIBUTED = Paint("pale", "\\\\\\")
 FAMILIES = {
@@ -83,7 +82,7 @@ MEMORY = {
     "unknown": Paint("black"),
 }
 LAYERS = {"even": Paint("stone"), "odd": Paint("grey")}
-# Names that can stand side by side. Phases outside of PHASES are drawn as unattributed.
+# names that can appear next to each other; phases outside of PHASES are drawn as unattributed
 GROUPS: tuple[Mapping[str, Paint], ...] = tuple(
     group | {"unattributed": UNATTRIBUTED} for group in (FAMILIES, PHASES, MEMORY, LAYERS)
 )
@@ -91,12 +90,12 @@ SERIES = tuple(map(Paint, ("blue", "vermilion", "green", "purple", "lavender", "
 
 
 def paint(name: str) -> Paint:
-    """Return the look of a family, a phase, a category of memory or a layer; of no other name than these."""
+    """Return the look of a family, a phase, a category of memory or a layer; other names raise StopIteration."""
     return next(group[name] for group in GROUPS if name in group)
 
 
 def css() -> str:
-    """Return the colours as custom properties of a page: of each hue and name, and of what is printed on a hue."""
+    """Return the colours as CSS custom properties: of each hue and name, and of text on a hue."""
     tones = {**SHADES, "hatch": HATCH, "page": PAGE, "raised": RAISED, "ink": INK, "soft": SOFT}
     named = {name: look.hue for group in GROUPS for name, look in group.items()}
     names = "".join(f"--{name}:var(--{hue});" for name, hue in named.items())

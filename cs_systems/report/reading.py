@@ -14,7 +14,7 @@ from cs_systems.core.validation import field_types
 from cs_systems.record import OR_AGAIN, RunRecord, read_records
 from cs_systems.record import some_records as any_records
 
-# Columns are not checked: those of users' own workloads are declared nowhere.
+# columns are not checked, because those of users' own workloads are not declared
 _TABLES = dict[str, list[dict[str, Any]]]
 _PLAIN = frozenset({str, int, float, bool})
 STATUSES = ("ok", "oom", "unavailable", "timeout", "killed", "error")
@@ -27,7 +27,7 @@ def sound_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[s
 
 
 def some_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[str]]:
-    """Return the same as `sound_records`, with at least one record. Raises ConfigError if there is none yet."""
+    """Return the result of `sound_records` if it has at least one record. Raises ConfigError if there is none yet."""
     records, problems = any_records(path)
     return _checked(records, path), problems
 
@@ -60,7 +60,7 @@ def _malformed(record: RunRecord) -> str | None:
 
 def _type_problem(value: Any, kind: Any, name: str) -> str | None:
     """Describe the first part of the value that does not match the annotated type; None if all of it does."""
-    if type(value) in _PLAIN and type(value) is kind:  # most values, of which a large run has millions
+    if type(value) in _PLAIN and type(value) is kind:  # fast path for most values; a large run has millions
         return None
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
@@ -72,7 +72,7 @@ def _type_problem(value: Any, kind: Any, name: str) -> str | None:
         hints = field_types(typing.cast(type, kind))
         if isinstance(value, typing.cast(type, kind)):
             pairs = {n: getattr(value, n) for n in hints}
-        elif isinstance(value, Mapping) and name.startswith("config."):  # data, as are its model and shape
+        elif isinstance(value, Mapping) and name.startswith("config."):  # its model and shape are mappings too
             pairs = {n: value[n] for n in hints if n in value}
         else:
             return _problem(value, name)

@@ -28,7 +28,7 @@ def typed(values: Mapping[str, list[Any]], kinds: Mapping[str, str], owners: Seq
 def _column(name: str, values: Sequence[Any], kind: str, owners: Sequence[RunRecord]) -> Any:
     """Return a column of that type, or Float64 if a number is too large, such as a prediction for 10¹² tokens.
 
-    A column of numbers is an array, which the frame takes as it is: a Series each takes twice as long.
+    A column of numbers is an array, which the frame uses directly; a Series for each takes twice as long.
     """
     import pandas as pd
 
@@ -47,7 +47,7 @@ def _column(name: str, values: Sequence[Any], kind: str, owners: Sequence[RunRec
 
 
 def _array(values: Sequence[Any], kind: str) -> Any:
-    """Return the values as an array of that type. Raises TypeError or ValueError for one that it cannot hold."""
+    """Return the values as an array of that type. Raises TypeError or ValueError for a value that does not fit."""
     import pandas as pd
 
     column: Any = pd.array(values, dtype=kind)  # type: ignore[call-overload]
@@ -57,7 +57,7 @@ def _array(values: Sequence[Any], kind: str) -> Any:
 
 
 def _first_wrong(values: Sequence[Any], kind: str) -> int:
-    """Return the number of the first value that a column of that type cannot hold."""
+    """Return the index of the first value that does not fit a column of that type."""
     for number, value in enumerate(values):
         try:
             _array([value], kind)

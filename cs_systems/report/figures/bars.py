@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_BARS = 80  # limit of bars: more would be taller than a page; a table has all cells
-MANY_BARS = 24  # from more bars on, they are thinner
+MOST_BARS = 80  # most bars: more would be taller than a page; the table has all cells
+MANY_BARS = 24  # number of bars from which they are drawn thinner
 LEAST_LABELLED = 6  # percent: smallest segment of a bar with room for its number
 
 
 def phases(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
-    """Draw step time by phase: a stacked bar per cell with p10 to p90, or the reason that the cell failed.
+    """Draw step time by phase: a stacked bar per cell with p10 to p90, or the reason why the cell failed.
 
     A bar is as long as the step's median. Medians do not add up, so the phases' medians are scaled to fill it.
     """

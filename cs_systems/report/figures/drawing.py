@@ -30,7 +30,7 @@ WIDTH = 8  # inches, the width of a README
 
 LEGEND_ROW = 0.19  # inches
 
-LEGEND_KEY = 8  # characters that a line's or bar's sample takes, with the space around it
+LEGEND_KEY = 8  # width of the sample of a line or bar with the space around it, in characters
 
 DASHES: tuple[dict[str, Any], ...] = ({}, {"linestyle": "--", "markerfacecolor": palette.PAGE.light})
 
@@ -49,7 +49,7 @@ def one_panel(height: float) -> tuple[Figure, Axes]:
 
 
 def log_scale(axis: Axis, text: Callable[[float], str] = "{:,g}".format) -> None:
-    """Make an axis logarithmic, with plain numbers at some of its ticks, and none between them."""
+    """Make an axis logarithmic, with plain numbers at some ticks and none between them."""
     from matplotlib.ticker import AutoLocator, LogLocator, NullFormatter, NullLocator
 
     side = "x" if axis is axis.axes.xaxis else "y"
@@ -64,10 +64,10 @@ def log_scale(axis: Axis, text: Callable[[float], str] = "{:,g}".format) -> None
 
 
 def curve_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the style of each curve: its own colour and marker, as long as there are enough.
+    """Return the style of each curve: its own colour and marker, while there are enough.
 
-    More curves share a colour if the first words of their names agree, and differ in dashes and in hollow markers. The
-    rest is grey.
+    Beyond that, curves with the same first words in their names share a colour, and differ in dashes and hollow
+    markers. The others are grey.
     """
     first = {name: name.partition(" · ")[0] for name in names}
     looks = [{"color": color, "marker": marker} for color, marker in zip(COLORS, MARKERS, strict=True)]
@@ -106,7 +106,7 @@ def filled(look: palette.Paint) -> dict[str, Any]:
 
 
 def beside(text: Any) -> None:
-    """Draw the text on a patch in the page's colour, because bars and lines may pass below it."""
+    """Draw the text on a patch in the page's colour, so that bars and lines below it do not disturb."""
     text.set_bbox({"facecolor": palette.PAGE.light, "edgecolor": "none", "boxstyle": "round,pad=0.15", "alpha": 0.85})
 
 

@@ -1,6 +1,7 @@
 """Kinds of figures: KINDS maps each name to its title, the check of the records, and the function that draws it.
 
-`plot` calls them and sets the style. A file that draws is imported once it does: the help of a command lists the kinds.
+`plot` calls them and sets the style. A file is imported only when it draws, because the help of a command also lists
+the kinds.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Kind:
-    """Kind of figure; `fits` checks the frame for what is drawn; `table` is the results table shown, if any.
+    """Kind of figure.
 
     drawn_by: the function that draws it, as FILE.NAME; it takes the records, and with `of_frame` their frame too.
+
+    `fits` checks the frame for the needed data; `table` is the results table that is drawn, if any.
     """
 
     title: str

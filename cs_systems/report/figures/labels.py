@@ -14,11 +14,11 @@ from cs_systems.report.tables import layout
 if TYPE_CHECKING:
     import pandas as pd
 
-# Columns for a curve's horizontal axis, in order of preference.
+# columns for a curve's horizontal axis, in order of preference
 LENGTHS = ("seq", "seq_len", "batch", "batch_size", "heads", "d_head")
-# Sizes that may change with it; they do not distinguish curves.
+# sizes that may change together with it, and then do not distinguish curves
 SIZES = (*LENGTHS, "context_length", "heads_kv", "seq_k", "executed_d_head")
-# Numbers that a label shows with their names, because they would be ambiguous alone.
+# numbers that a label shows with their names, because they are ambiguous alone
 NAMED_NUMBERS = frozenset({*SIZES, "seed", "repeat", "tp_degree"})
 COUNTED = {"world_size": "rank", "calls": "call"}
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-TICKS_WIDTH = 70  # limit of the characters of all tick labels in the width of a figure
+TICKS_WIDTH = 70  # most characters of all tick labels in the width of a figure
 # Columns that curves are drawn from.
 DRAWN = ("median_s", "p10_s", "p90_s", "model_flops_per_s", "peak_allocated_bytes", "predicted_peak_bytes")
 Draw = Callable[["Axes", list[float], "pd.DataFrame", dict[str, Any]], None]
@@ -61,7 +61,7 @@ def rate(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
 
 
 def memory(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
-    """Draw peak memory along a length: measured, and (dotted) predicted by the cost model even if it did not fit.
+    """Draw peak memory along a length: measured, and (dotted) predicted by the cost model, also if it did not fit.
 
     The peak of a cell that did not fit is from before it failed, so it is not a point of the curve.
     """
@@ -136,7 +136,7 @@ def _curves(
 def _apart(rows: pd.DataFrame, along: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return (names that distinguish curves, sizes that do not because `along` and the other names determine them)."""
     apart, fixed = [*names], []
-    for name in (n for n in reversed(SIZES) if n in apart):  # drop derived columns first
+    for name in (n for n in reversed(SIZES) if n in apart):  # derived columns are dropped first
         others = [along, "mode", *(n for n in apart if n != name)]
         if (rows.groupby(others, dropna=False)[name].nunique() <= 1).all():
             apart.remove(name)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 COLUMN_IN, PAGE_IN = 3.25, 6.75
 LETTERS_PT = 7.0
-LESS_HEIGHT = 0.7  # of the height on a screen: letters and bars are smaller too
+LESS_HEIGHT = 0.7  # share of the height on a screen: letters and bars are smaller too
 
 
 def width_in(drawn: Figure) -> float:

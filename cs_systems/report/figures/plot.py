@@ -108,7 +108,7 @@ def _drawn(chosen: Sequence[RunRecord], data: pd.DataFrame, kind: str, titled: b
 def save(records: Sequence[RunRecord], file: str | Path, kind: str | None = None) -> Figure:
     """Write a figure on white in the format of the file's suffix; return it. Raises ConfigError for one not in ENDINGS.
 
-    A .pdf is for a paper: as wide as a column of it, and without a title, for which `caption` has the words.
+    A .pdf is for a paper: as wide as a column, and without a title; `caption` returns the text for it.
     """
     if check_ending(Path(file)) == "pdf":
         return write(lambda: on_paper(figure(records, kind, titled=False)), file)
@@ -116,7 +116,7 @@ def save(records: Sequence[RunRecord], file: str | Path, kind: str | None = None
 
 
 def caption(records: Sequence[RunRecord], kind: str | None = None) -> str:
-    """Return the caption of a figure in a paper: what it shows, on what, of how many steps, and their spread."""
+    """Return the caption of a figure in a paper: its content, the device, the number of steps, and their spread."""
     chosen = _of_one_workload(records)
     data = frame(chosen)
     return f"{KINDS[kind or _fitting(chosen, data)[0]].title}: {conditions(data)}"

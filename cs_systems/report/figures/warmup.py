@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-SLOW = 1.2  # a warm-up step this many times slower than usual is labelled with its cause
+SLOW = 1.2  # a warm-up step slower than this multiple of the usual one is labelled with its cause
 LOW_CLOCK = 0.95  # share of the highest observed clock
 
 

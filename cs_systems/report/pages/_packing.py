@@ -2,7 +2,7 @@
 
 A number becomes one to ten bytes of seven bits, lowest first; the highest bit of a byte marks that more follow, and the
 number's lowest bit is its sign. If it is shorter, the differences between neighbours are stored instead: the times of
-100,000 kernels take a fifth of their size as digits.
+100,000 kernels then take a fifth of their size as decimal text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def packed(data: Any) -> Any:
 def _column(values: Sequence[int | None]) -> dict[str, Any]:
     absent = [index for index, value in enumerate(values) if value is None]
     column = np.array([0 if value is None else value for value in values] if absent else values, np.int64)
-    if absent:  # store the previous number in place of None
+    if absent:  # the previous number stands in place of None
         last = np.arange(len(values))
         last[absent] = 0
         column = column[np.maximum.accumulate(last)]

@@ -21,7 +21,7 @@ from cs_systems.report.tables.columns import Column
 from cs_systems.report.tables.table import Table
 
 FOLDER = Path(__file__).parent
-UNUSUAL = re.compile(r"[^\x20-\x7e\n]+")  # includes characters in outside names that change the direction of text
+UNUSUAL = re.compile(r"[^\x20-\x7e\n]+")  # also covers characters in foreign names that change the direction of text
 OPTION = re.compile(r"(?<![\w/=-])(?:--[a-z][\w-]*|cs-systems\b)")
 
 

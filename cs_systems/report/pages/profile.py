@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 def of_record(record: RunRecord, seen: Profile, results: Tables) -> str:
     """Return the page of a profiled record.
 
-    seen, results: the trace of its steps, and the tables made from the trace, which the record may lack.
+    seen, results: the profile of its steps, and the tables made from it, which the record may lack.
     """
     found = diagnose([replace(record, results={**record.results, **results})])
     ranks = RANKS.filled(rows) if (rows := RANKS.of(record.results)) else {}
@@ -66,8 +66,8 @@ def render(
     """Render the page of a profile.
 
     view: from `attribution.timeline.view`. results: tables by name, with `notes` and, where known, `overhead`, as in a
-    profiled record; `ranks`, of one with several ranks. answer: what the page begins with. origin: when and by which
-    command it was recorded. replay: of its steps.
+    profiled record, and `ranks` if there are several. answer: shown at the start of the page. origin: when and by which
+    command it was recorded. replay: replay of its steps.
     """
     notes = [note for note in timeline.NOTES.of(results) if note["note"] != view["incomplete"]]
     short = dict(zip(view["names"]["name"], view["names"]["short"], strict=True))
@@ -129,7 +129,7 @@ def _facts(view: View, results: Tables) -> list[tuple[str, str]]:
 
 
 def _share(step: StepView, missing_ns: int) -> str:
-    """Return the share of kernel time that is attributed."""
+    """Return the share of kernel time that is attributed, as text."""
     return f"{1 - missing_ns / step['kernel_ns']:.1%}" if step["kernel_ns"] else UNKNOWN
 
 
@@ -174,7 +174,7 @@ def _overhead(results: Tables) -> list[tuple[str, str]]:
 
 
 def _section(name: str, rows: Sequence[Row], notes: Sequence[str], kernels: Mapping[str, str]) -> _templates.Section:
-    """Return one section; names are shown short, those of kernels as in the timeline."""
+    """Return one section; names are shown in their short form, those of kernels as in the timeline."""
     declared = ON_PAGE[name]
     cut = {column: _cut(column, rows) for column in declared.titles}
     if "kernel" in cut:

@@ -42,7 +42,7 @@ IN_FULL = (
     *("predicted_peak_bytes", "warnings"),
 )
 WORK = [mode.value for mode in (Mode.FORWARD, Mode.BACKWARD, Mode.FORWARD_BACKWARD, Mode.TRAIN_STEP)]
-MOST_CONFIGS = 200  # limit; for more, the page refers to the records file
+MOST_CONFIGS = 200  # limit; beyond it, the page refers to the records file
 
 
 class _Workload(NamedTuple):
@@ -82,7 +82,7 @@ def render(records: Sequence[RunRecord]) -> str:
 
 
 def _subject(records: Iterable[RunRecord]) -> str:
-    """Return the workloads, each with its profilers if it was only measured under profilers."""
+    """Return the workloads, each with its profilers if it was measured only under profilers."""
     profilers: dict[str, dict[str, None]] = {}
     for r in records:
         profilers.setdefault(r.config["workload"], {})[r.config.get("profiler", CLEAN)] = None
@@ -119,7 +119,8 @@ def _best(records: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
     if steps.empty:
         return
     steps = _with_cells(in_order(steps))
-    has_sizes = steps["workload"].nunique() == 1 and steps["size"].notna().all()  # a user's own model has no such size
+    # a user's own model has no comparable size
+    has_sizes = steps["workload"].nunique() == 1 and steps["size"].notna().all()
     of_largest = steps[steps["size"] == steps["size"].iloc[-1]] if has_sizes else steps
     best = {
         "highest model FLOP/s": "model_flops_per_s",

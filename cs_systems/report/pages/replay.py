@@ -9,13 +9,13 @@ from cs_systems.analysis.replay.lanes import COPY, WAITS, WORK, Box, StepLanes
 from cs_systems.core.units import human
 from cs_systems.report.palette import INK, PAGE, SHADES, SOFT, paint
 
-WIDTH, LEFT, ROW, BAR, HEAD, AXIS = 1000.0, 96.0, 16, 12, 26, 24  # px
+WIDTH, LEFT, ROW, BAR, HEAD, AXIS = 1000.0, 96.0, 16, 12, 26, 24  # lengths in px
 PIXEL = 0.5  # boxes of a kind that are closer than this are drawn as one
 TICKS = 6
 
 
 def svg(step: StepLanes) -> str:
-    """Return the picture, in the colours of the page that it stands in; alone, in those of a white page."""
+    """Return the picture, in the colours of the page around it; alone, in the colours of a white page."""
     longest_s = max(max((box.end_s for lane in one.lanes for box in lane.boxes), default=0.0) for one in step.versions)
     longest_s = max(longest_s, *(one.step_s for one in step.versions), 1e-9)
     scale = (WIDTH - LEFT - 8) / longest_s
@@ -42,7 +42,7 @@ def svg(step: StepLanes) -> str:
 
 
 def _merged(boxes: list[Box], scale: float) -> list[tuple[str, float, float]]:
-    """Return (kind, start, end) in px, with boxes of one kind as one where no gap between them would be seen."""
+    """Return (kind, start, end) in px; neighbouring boxes of one kind are merged if the gap would be invisible."""
     found: list[tuple[str, float, float]] = []
     for box in boxes:
         start, end = box.start_s * scale, box.end_s * scale
@@ -67,7 +67,7 @@ def _text(x: float, y: float, words: str, tone: str, bold: bool = False, anchor:
 
 
 def _axis(longest_s: float, scale: float, top: int) -> list[str]:
-    """Return a line with times at whole distances."""
+    """Return the time axis: a line with ticks at round distances."""
     rough = longest_s / TICKS
     unit = 10 ** floor(log10(rough))
     every = next(unit * n for n in (1, 2, 5, 10) if unit * n >= rough)

@@ -18,7 +18,7 @@ Picture = tuple[str, str]  # caption, and <svg> element from `plot.svg`
 
 
 def sections(tables: Sequence[Table]) -> str:
-    """Return a section for each table: its caption, the table, the legends of its columns, and its notes."""
+    """Return a section for each table: its caption, rows, legends of its columns, and notes."""
     named = [(f"table-{hashlib.sha256(table.caption.encode()).hexdigest()[:8]}", table) for table in tables]
     return _templates.render("sections.html.jinja", {"tables": named})
 

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 UNKNOWN = "–"
 NAMES = (*CELL_COLUMNS, *PHASE_COLUMNS, "range_s", "note")
-# A column leaves the shared unit if its median in that unit would be less than this.
+# a column leaves the shared unit if its median in that unit is below this
 SWITCH_BELOW = 1 / 50
-LEAST_SHOWN = 1 / 100  # of a unit: a column with a smaller value has a unit in each cell
+LEAST_SHOWN = 1 / 100  # in the shared unit: a column with a smaller value has a unit in each cell
 
 
 class UnknownColumn(ConfigError):
-    """Name that no column has, with the nearest names and where to find all of them."""
+    """Unknown column name; the message has the nearest names, and where to list all of them."""
 
     def __init__(self, name: str, listed_by: str = "cs_systems.frame(records).columns") -> None:
         self.name = name
@@ -39,9 +39,9 @@ class UnknownColumn(ConfigError):
 
 @dataclass(frozen=True)
 class Column:
-    """Column of a table: `cells` are text, `values` their data, in base units unless the name has another unit.
+    """Column of a table: `cells` are text, `values` the data, in base units unless the name states another unit.
 
-    All text is printable, whatever the names in it contain.
+    All text is printable, even if names contain control characters.
     """
 
     name: str
@@ -99,7 +99,7 @@ def parse(name: str, phases: Sequence[str]) -> Spec:
 def full_name(name: str, whole: pd.DataFrame) -> str:
     """Return the name of the column with this heading, such as `step.median_s` for `step`; any other name unchanged.
 
-    A name is a heading, too, where its own column is unknown: `batch` is then `batch_size`.
+    A name also counts as a heading if no column has the name: `batch` means `batch_size`.
     """
     if name not in NAMES:
         return _under_heading(name, phases_of(whole)) or name
@@ -137,7 +137,7 @@ def values(spec: Spec, rows: pd.DataFrame, whole: pd.DataFrame) -> list[Any]:
 
 
 def make(names: Iterable[str], rows: pd.DataFrame, whole: pd.DataFrame) -> list[Column]:
-    """Return the named columns of `rows`; those of one quantity share a unit where that stays readable."""
+    """Return the named columns of `rows`; columns of one quantity share a unit if they stay readable."""
     specs = [parse(name, phases_of(whole)) for name in names]
     found = [values(spec, rows, whole) for spec in specs]
     largest: dict[str | None, float] = {}  # suffix of a quantity → its largest median, which sets the unit
@@ -175,7 +175,7 @@ def _shared_unit(spec: Spec, column: list[Any], largest: float) -> units.Unit | 
 
 
 def spans_units(unit: units.Unit, values: Iterable[float]) -> bool:
-    """Return whether a column needs a unit in each cell: 512 B and 3 GiB side by side are no `0.000488 MiB`."""
+    """Return whether a column needs a unit in each cell: 512 B next to 3 GiB must not become `0.000000477 GiB`."""
     scale = next(scale for scale in units.SCALES.values() if unit in scale)
     least = unit.factor * LEAST_SHOWN
     if scale is units.SCALES["_bytes"]:
@@ -184,7 +184,7 @@ def spans_units(unit: units.Unit, values: Iterable[float]) -> bool:
 
 
 def _middle(column: Iterable[Any]) -> float:
-    """Return the median magnitude of a column without its zeros, which fit any unit; 0 if nothing else is known."""
+    """Return the median magnitude of a column, without zeros, which fit any unit; 0 if nothing else is known."""
     return median([abs(v) for v in _numbers(column) if v] or [0.0])
 
 

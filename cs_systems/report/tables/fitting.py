@@ -1,4 +1,4 @@
-"""Columns of a table that fit a width, and the width of each, in characters: of a terminal, or of a page of a paper."""
+"""Columns of a table that fit a width in characters, of a terminal or of a page in a paper, and each column's width."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ WRAP_WIDTH = 22  # text columns may wrap down to this width
 NARROW_WIDTH = 10  # used if the columns do not fit otherwise
 GAP = 2  # characters between two columns
 SHORT = {"forward": "fwd", "backward": "bwd", "synchronize": "sync", "optimizer": "opt"}
-LONG_WORD = 12  # characters of a word that stays whole on paper
+LONG_WORD = 12  # longest word that is not broken on paper, in characters
 _PIECE = re.compile(rf"[^_./:,;<>()=+-]{{1,{LONG_WORD}}}[_./:,;<>()=+-]*|[_./:,;<>()=+-]+")
 
 
 def pieces(text: str) -> list[str]:
-    """Return the parts between which a line may end on paper: words, and parts of long words, such as of a path."""
+    """Return the pieces of a text that stay whole on paper: words, and parts of long words such as paths."""
     words = text.split()
     return [piece for word in words for piece in (_PIECE.findall(word) if len(word) > LONG_WORD else [word])]
 
@@ -65,7 +65,7 @@ def least(columns: Sequence[Column], wrap: int = WRAP_WIDTH, breaks: Breaks = TE
 
 
 def widths(columns: Sequence[Column], room: int, wrap: int, breaks: Breaks = TERMINAL) -> list[int]:
-    """Return the widths of the columns in a table: the least ones, and what more the first long texts can use."""
+    """Return the widths of the columns: the least ones, plus what the first long texts can use."""
     spare, found = room - least(columns, wrap, breaks), []
     for column in columns:
         narrow = _width(column, wrap, breaks)
@@ -76,7 +76,7 @@ def widths(columns: Sequence[Column], room: int, wrap: int, breaks: Breaks = TER
 
 
 def with_short_titles(table: Table) -> Table:
-    """Return the table with shorter headings over the times of phases; a column of optimizers' names keeps its own."""
+    """Return the table with shorter headings for times of phases; a column of optimizers' names keeps its own."""
     columns = (replace(c, title=SHORT.get(c.title, c.title)) if c.numeric else c for c in table.columns)
     return replace(table, columns=tuple(columns))
 

@@ -41,8 +41,8 @@ STYLED = ("note", "status", "state")  # columns with the colour of the row's sta
 def terminal(tables: Sequence[Table], width: int | None, color: bool) -> str:
     """Format tables for a terminal: the columns that fit, with the caption above and the notes below.
 
-    A table that is too wide is shown in its short form; then columns are dropped in their order. Without a width every
-    column fits, and no cell wraps: a pipe or file has none.
+    A table that is too wide is shown in its short form; then columns are dropped in their order. Without a width, as
+    for a pipe or a file, every column fits and no cell wraps.
     """
     from rich.text import Text
 
@@ -60,10 +60,11 @@ def terminal(tables: Sequence[Table], width: int | None, color: bool) -> str:
             console.print()
         console.print(Text(table.caption, style="bold"))
         if columns:
-            wrap = WRAP_WIDTH if least(columns) <= console.width else NARROW_WIDTH  # the least: the rest may be spare
+            # only the least width for now: the rest may be spare
+            wrap = WRAP_WIDTH if least(columns) <= console.width else NARROW_WIDTH
             room = max(
                 console.width, least(columns, wrap)
-            )  # wider than the terminal if a number would be cut otherwise
+            )  # wider than the terminal if otherwise a number would be cut
             _console(out, room, color).print(_rich(table, columns, widths(columns, room, wrap)))
         if left_out:
             hidden = ", ".join(headings[c.name] for c in left_out)
@@ -74,17 +75,17 @@ def terminal(tables: Sequence[Table], width: int | None, color: bool) -> str:
 
 
 def text_width(width: int | None) -> int:
-    """Return the columns for sentences: of the terminal, or without one those that the environment asks for, or 80."""
+    """Return the width for sentences: of the terminal, else from the environment, else 80."""
     return width or _columns_variable() or DEFAULT_WIDTH
 
 
 def without_trailing_spaces(text: str) -> str:
-    """Return the text without the spaces at the ends of its lines, also where a style ends behind them."""
+    """Return the text without trailing spaces in its lines, also where a style ends after them."""
     return _AT_END.sub(lambda found: found[0].replace(" ", ""), text)
 
 
 def _columns_variable() -> int | None:
-    """Return the width that the environment asks for, as it does for other programs; None if it does not."""
+    """Return the width in the environment variable COLUMNS; None if it is not set."""
     asked = os.environ.get("COLUMNS", "")
     return int(asked) if asked.isdecimal() and int(asked) else None
 
@@ -92,7 +93,7 @@ def _columns_variable() -> int | None:
 def _console(out: io.StringIO, width: int, color: bool) -> Console:
     from rich.console import Console
 
-    # Without a height, rich takes a terminal of TERM=dumb for 80 columns wide.
+    # without a height, rich assumes 80 columns for TERM=dumb
     return Console(file=out, width=width, height=25, force_terminal=color, no_color=not color, highlight=False)
 
 
@@ -168,7 +169,10 @@ def _lines(table: Table) -> list[tuple[str, ...]]:
 
 
 def paragraph(text: str, format: str) -> str:
-    """Return a sentence beside the tables, escaped for its format, with its end; in CSV it is a row of its own."""
+    """Return a sentence outside of the tables, escaped for its format, with its ending.
+
+    In CSV it is a row of its own.
+    """
     if format == "csv":
         out = io.StringIO()
         csv.writer(out, lineterminator="\n").writerow([text_cell(text)])
@@ -186,8 +190,8 @@ def _csv(value: object) -> object:
 def _markdown(text: str) -> str:
     """Escape text for Markdown.
 
-    Underscores inside a word stay, because they are no emphasis and names stay readable. A note that begins like a
-    list's item, `- `, `+ ` or `1. `, makes no list.
+    Underscores inside a word are kept, because they do not mark emphasis. A note that begins like a list item (`- `, `+
+    ` or `1. `) is escaped too.
     """
     text = re.sub(r"([\\`*\[\]|~#$])", r"\\\1", text)
     text = re.sub(r"^(\d*)([-+.)])(?=[\s-])", r"\1\\\2", text)

@@ -14,7 +14,7 @@ from cs_systems.report.tables.table import Table
 
 
 def latex(tables: Sequence[Table], width: int | None, color: bool) -> str:
-    """Format tables as floats that fit a column of a paper; one that is wider after all is set smaller."""
+    """Format tables as floats that fit a column of a paper; a wider table is scaled down."""
     floats = (_float(table, number) for table in laid_out(tables) for number in range(len(table.parts)))
     return "\n\n".join(floats) + "\n"
 
@@ -27,7 +27,7 @@ def figure(file: str, name: str, caption: str, spans: bool) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return the text as LaTeX shows it literally, with places in long words where a line may end."""
+    """Return the text so that LaTeX shows it literally; long words get places where a line may end."""
     words = (r"\allowbreak{}".join(map(_characters, pieces(word))) for word in text.split())
     return " ".join(words).replace(r"-\allowbreak{}", "-")  # a line may end after a hyphen anyway
 
@@ -84,7 +84,7 @@ def _notes(notes: Sequence[str]) -> list[str]:
 
 _TEXT = {
     **{c: f"\\{c}" for c in "&%$#_{}"},
-    **{c: f"{{{c}}}" for c in "[*"},  # after the row above, \\ would take them as arguments
+    **{c: f"{{{c}}}" for c in "[*"},  # after a row's \\, these characters would be read as arguments
     **{c: f"\\{name}{{}}" for c, name in {"æ": "ae", "Æ": "AE", "ø": "o", "Ø": "O", "œ": "oe", "Œ": "OE"}.items()},
     **{c: f"\\{name}{{}}" for c, name in {"ł": "l", "Ł": "L", "ı": "i", "ß": "ss"}.items()},
     "\\": r"\textbackslash{}",
@@ -95,7 +95,7 @@ _TEXT = {
     "|": r"\textbar{}",
     "`": r"\textasciigrave{}",
     '"': r"\symbol{34}",  # babel makes the character itself a command in German
-    "µ": r"\ensuremath{\mu}",  # the upright one is a bitmap in some installations
+    "µ": r"\ensuremath{\mu}",  # the upright µ is a bitmap font in some installations
     "…": r"\ldots{}",
     "·": r"\textperiodcentered{}",
     "‘": "`",
@@ -127,7 +127,10 @@ def _characters(text: str) -> str:
 
 
 def _character(c: str) -> str:
-    """Return one character for LaTeX, also where its fonts lack it: `²` by its digit, others as in JSON."""
+    """Return one character for LaTeX.
+
+    If its fonts lack the character, a replacement: `²` by its digit, others as in JSON.
+    """
     if c in _TEXT:
         return _TEXT[c]
     if c in _MATH:

@@ -13,7 +13,7 @@ from cs_systems.report.frame_cells import FIELD_COLUMNS, LIKE, SIZE
 
 @dataclass(frozen=True)
 class Layout:
-    """Default columns of a subject's table; those that distinguish its cells are `identity(subject)`.
+    """Default columns of a subject's table; `identity(subject)` are the columns that distinguish its cells.
 
     first: columns that come first. measured: columns after the phases' times. leaves: columns dropped first if the
     terminal is too narrow. has_times: True if a row shows the times of the step and its phases.
@@ -64,13 +64,13 @@ OTHER = Layout(
         "mean_w step_j model_flops_per_s samples_per_s tokens_per_j tokens_per_s range_s mfu peak_allocated_bytes"
     ),
 )
-# Conditions of the measurement: fields of every subject, and what else a cell is measured with.
+# conditions of the measurement: fields of every subject, and other fields of how a cell is measured
 _CONDITIONS = tuple(
     name
     for name, each in FIELD_COLUMNS.items()
     if each.field.is_measurement and each.field.identity and Subject.ATTENTION in each.subjects and name != "device"
 )
-# Of a measurement, several values of which a command takes.
+# measurement fields that a command takes several values of
 COMPARED = tuple(n for n, each in FIELD_COLUMNS.items() if each.field.takes == "many" and not each.field.identity)
 ENDING = (*_CONDITIONS, *_names("device_name torch code_version seed repeat"))
 ESSENTIAL = _names("forward.median_s backward.median_s")  # phases that a narrow terminal keeps
@@ -81,11 +81,11 @@ MEMORY_CAVEATS = frozenset({"nan-loss", "no-tables", "shared-gpu"})
 
 
 def is_timed(workload: str, profiler: str) -> bool:
-    """Return whether a step's time means something: not under a profiler that measures memory, values or counters."""
+    """Return whether a step's time is meaningful: not under a profiler of memory, values or counters."""
     return Subject.of(workload).is_timed and measured_by(profiler) == "time"
 
 
-# A column that only repeats the other one is left out.
+# columns that are left out if they only repeat the other one
 ECHOES = {LEAVES[path].name: LEAVES[other].name for path, other in LIKE.items()} | {"executed_d_head": "d_head"}
 # Constants that a caption omits.
 SILENT_COLUMNS = frozenset(_names("device_name code_version seed repeat"))
@@ -121,7 +121,7 @@ TITLES = {
     "peak_reserved_bytes": "reserved",
     "predicted_peak_bytes": "predicted",
 }
-# Legends of the columns whose names need an explanation; a table includes those of its columns.
+# legends of columns with names that need an explanation; a table includes those of its columns
 LEGENDS = {
     "skew.median_s": "skew: longest time that a rank waited for the others before the calls",
     "spread": "spread: (p90 − p10) / median",
@@ -165,7 +165,7 @@ def layout(workload: str) -> Layout:
 def identity(workload: str) -> tuple[str, ...]:
     """Return the columns that distinguish the cells of a workload, in order; constant ones move to the caption."""
     subject, first = Subject.of(workload), layout(workload).first
-    subject = Subject.OWN if subject is Subject.LOOP else subject  # both report what ran
+    subject = Subject.OWN if subject is Subject.LOOP else subject  # both report the fields that ran
     found = [
         name
         for name, each in FIELD_COLUMNS.items()
@@ -178,7 +178,7 @@ def identity(workload: str) -> tuple[str, ...]:
 
 
 def is_silent(column: str, value: object) -> bool:
-    """Return whether a caption omits a constant: its default that is not worth mentioning."""
+    """Return whether a caption omits a constant because it is an ordinary default."""
     each = FIELD_COLUMNS.get(column)
     if each is None or each.field.spoken:
         return False

@@ -1,7 +1,7 @@
-"""Layout of a table in a paper, which LaTeX and Typst share: its columns, their widths, its heading and its parts.
+"""Layout of a table in a paper, shared by LaTeX and Typst: columns, their widths, the heading and the parts.
 
-A table is as wide as a column of text. What does not fit is shortened or left out as on a narrow terminal; a table that
-may lose no column takes the width of the page. Sizes are in characters of half an em, the width of a digit.
+A table is as wide as a column of text. Wider tables are shortened or lose columns, as on a narrow terminal; a table
+that may not lose a column takes the width of the page. Sizes are in characters of half an em, the width of a digit.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from cs_systems.report.tables.table import Table
 COLUMN = 58  # characters of 8 pt in 3.25 in, a narrow column of the usual classes with two columns
 PAGE = 98  # in 5.5 in, the text of a narrow page
 SLACK = 2  # characters that a wrapped text gets more, because capitals and signs are wider than digits
-MOST_LINES = 48  # of one float; a page has more
-LINES_OF_FRAME = 5  # rules, and space around the caption and the notes
+MOST_LINES = 48  # of one float; a page holds more
+LINES_OF_FRAME = 5  # lines for rules, and for space around the caption and the notes
 
-NEGATIVE = re.compile(r"(?<![^\s(])-(?=\d)")  # hyphen before a number, which is set as a minus
+NEGATIVE = re.compile(r"(?<![^\s(])-(?=\d)")  # a hyphen before a number, which becomes a minus
 Line = tuple[str, ...]
 
 
@@ -45,7 +45,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class PaperTable:
-    """Table as it is laid out in a paper.
+    """Table laid out for a paper.
 
     Attributes:
         name: Its label without the prefix, such as `train-step`.
@@ -79,7 +79,7 @@ def laid_out(tables: Sequence[Table]) -> list[PaperTable]:
 
 
 def label(text: str) -> str:
-    """Return the first words of a text as a label of letters, digits and hyphens."""
+    """Return the first words of a text as a label made of letters, digits and hyphens."""
     return "-".join(re.findall(r"[a-z0-9]+", text.lower())[:6]) or "table"
 
 
@@ -118,7 +118,7 @@ class _Form(NamedTuple):
 
 
 def _chosen(table: Table) -> _Form:
-    """Return the first form that fits: whole, with short headings, with short cells, with fewer columns, as a page."""
+    """Return the first form that fits: whole, with short headings, with short cells, with fewer columns, page-wide."""
     short = with_short_titles(table)
     shorter = with_short_titles(table.short) if table.short else short
     whole = [_Form(each, each.columns, (), breaks, COLUMN) for each in (table, short, shorter) for breaks in PAPER]
@@ -138,7 +138,7 @@ def _head(columns: Sequence[Column], breaks: Breaks) -> tuple[Line, ...]:
 
 
 def _parts(form: _Form, given: Sequence[int], head: int) -> list[Part]:
-    """Return rows and notes as floats: each has as many as its caption and heading leave lines for."""
+    """Return rows and notes as floats, each with as many rows as fit below its caption and heading."""
     rows = [*zip(*(c.cells for c in form.columns), strict=True)]
     room = MOST_LINES - LINES_OF_FRAME - _height(form.table.caption, form.room) - head
     parts, left = [Part([], [])], room

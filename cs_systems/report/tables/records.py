@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-# Fields of a configuration that apply to any step, including one that takes no configuration.
+# configuration fields that apply to any step, also to one that takes no configuration
 ANY_STEP_FIELDS = ("precision", *(name for name, each in FIELDS.items() if each.field.is_measurement))
-MOST_REASONS = 3  # of one caveat that a note spells out
+MOST_REASONS = 3  # number of messages of one caveat that a note lists
 _PLACES = re.compile(r"(.*\bin: )(.*)")
 _NUMBER = re.compile(r"[-+]?\d(?:[\d,]*\d)?(?:\.\d+)?")
 
@@ -151,7 +151,7 @@ def _without_timing_caveats(record: RunRecord) -> RunRecord:
 
 
 def _elsewhere(whole: pd.DataFrame) -> list[str]:
-    """Return a note on the command that shows the results, if they are not in these rows."""
+    """Return a note with the command that shows the results, if they are not in these rows."""
     measured = measured_by(_profiler(whole))
     if _is_timed(whole) or measured == "memory":
         return []
@@ -177,7 +177,7 @@ def _same_step(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _rows(whole: pd.DataFrame, phases: Sequence[str] | None) -> pd.DataFrame:
-    """Return the rows of the given phases, and of records without any, sorted by the columns that vary."""
+    """Return the rows of these phases, and of records without any phase, sorted by the columns that vary."""
     rows = whole[whole["phase"].isna() | whole["phase"].isin(phases or [STEP])]
     return in_order(rows)
 
@@ -195,7 +195,7 @@ def _sort_key(column: pd.Series) -> pd.Series:
         return column
     names = [*dict.fromkeys(column)]
     if column.name == "size":
-        names.sort(key=lambda name: _size_rank(str(name)))  # a record that ran nothing may state no size
+        names.sort(key=lambda name: _size_rank(str(name)))  # a record of a cell that did not run may have no size
     return column.map({name: rank for rank, name in enumerate(names)})
 
 
@@ -207,9 +207,9 @@ def _size_rank(label: str) -> tuple[int, bool]:
 
 
 def varying(whole: pd.DataFrame) -> tuple[list[str], list[str]]:
-    """Return (columns that distinguish the cells, columns with one value), without those that repeat another.
+    """Return (columns that distinguish the cells, columns with one value), without columns that repeat another.
 
-    A value that is unknown, or means nothing special, is left out.
+    Unknown values and unremarkable defaults are left out.
     """
     apart, constant = [], []
     for name in layout.identity(whole["workload"].iloc[0]):
@@ -253,7 +253,7 @@ def _listed(whole: pd.DataFrame, rows: pd.DataFrame, asked: Sequence[str] | None
 
 
 def _shortest_first(phases: Sequence[Column]) -> tuple[str, ...]:
-    """Return the names of the columns of phases, those with the least time first: a step may have any number."""
+    """Return the names of the columns of phases, the shortest times first; a step may have any number of phases."""
 
     def total(column: Column) -> float:
         return sum(value for value in column.values if isinstance(value, float))
@@ -290,7 +290,7 @@ def _caption(rows: pd.DataFrame, constant: list[str], shown_phases: list[str]) -
 
 
 def conditions(whole: pd.DataFrame) -> str:
-    """Return what the cells of a workload share, as a table's caption says it, with the range of their spreads."""
+    """Return the conditions that all cells of a workload share, as a caption has them, and the range of spreads."""
     rows = whole[whole["phase"].isna() | (whole["phase"] == STEP)]
     spreads = rows["spread"].dropna()
     named = _caption(rows, varying(whole)[1], [STEP])
@@ -315,7 +315,7 @@ def _named(column: str, value: Any) -> str:
     return f"{layout.title(column)} {shown}"
 
 
-_NOTED = ("status", "warnings", "reason", "predicted_peak_bytes")  # columns that a note is made from
+_NOTED = ("status", "warnings", "reason", "predicted_peak_bytes")  # columns from which the note is made
 
 
 def _note(row: Mapping[Any, Any], marks: Mapping[tuple[str, str | None], str]) -> str:
@@ -361,10 +361,10 @@ def counted_caveats(records: Iterable[RunRecord]) -> list[CountedCaveat]:
 
 
 def summarized(messages: Sequence[str]) -> str:
-    """Return one message for all: texts that differ in numbers alone get the range of each number.
+    """Return one message for all; if texts differ only in numbers, each number becomes a range.
 
-    Examples: `the steps span 13%` and `the steps span 8,997%` become `the steps span 13 to 8,997%`; `it waits in:
-    loss` and `it waits in: loss, backward` become `it waits in: loss, backward`.
+    Examples: `the steps span 13%` and `the steps span 8,997%` become `the steps span 13 to 8,997%`; `it waits in: loss`
+    and `it waits in: loss, backward` become `it waits in: loss, backward`.
     """
     reasons: dict[tuple[str, ...], list[list[str]]] = {}  # words between the numbers → the numbers of each message
     places: dict[str, dict[str, None]] = {}  # a message up to its `in: ` → all places of the messages
@@ -385,7 +385,7 @@ def summarized(messages: Sequence[str]) -> str:
 
 
 def _range(texts: Sequence[str]) -> str:
-    """Return `low to high` of numbers as they are written."""
+    """Return `low to high` of numbers, as they are written in the texts."""
     ordered = sorted(texts, key=lambda text: float(text.replace(",", "")))
     return ordered[0] if ordered[0] == ordered[-1] else f"{ordered[0]} to {ordered[-1]}"
 
@@ -417,7 +417,7 @@ def _pivoted(whole: pd.DataFrame, rows: pd.DataFrame, pivot: str, notes: Sequenc
     used = {s.column for s in (*index, *across)}
     constant = [c for c in varying(whole)[1] if c not in used]
     shown = f"{value.phase or ', '.join(cols.phases_of(rows))} {layout.title(value.column)}"
-    shown += " FLOP/s" if value.column.endswith("flops_per_s") else ""  # the heading alone would be `model`
+    shown += " FLOP/s" if value.column.endswith("flops_per_s") else ""  # the heading alone would be only `model`
     return Table(f"{shown} of {_caption(rows, constant, [])}", tuple(made), tuple(notes), ("ok",) * len(lines))
 
 

@@ -1,4 +1,4 @@
-"""Rows in any format: those of a declared table by `render_table`, any others by `render_rows`.
+"""Rows in any format: of a declared table by `render_table`, of any other by `render_rows`.
 
 The end of a column's name sets its unit: `ratio_low` has none, `a_median_s` gets the most readable one.
 """
@@ -18,10 +18,10 @@ from cs_systems.report.tables.columns import UNKNOWN, Column, spans_units, text
 from cs_systems.report.tables.formats import DEFAULT_WIDTH, FORMATS
 from cs_systems.report.tables.table import Table
 
-MEAN_COUNT = "_per_step"  # end of the names of counts that are means over the steps
+MEAN_COUNT = "_per_step"  # suffix in names of counts that are means over the steps
 NO_DATA = "no data"
 LONGEST_IN_A_FILE = 200  # characters of a name in Markdown
-LONGEST_ON_PAPER = 48  # in LaTeX and Typst: it takes two lines of a table in a column
+LONGEST_ON_PAPER = 48  # in LaTeX and Typst, where it takes two lines of a table column
 
 
 def render_rows(
@@ -35,7 +35,7 @@ def render_rows(
 ) -> str:
     """Return the rows as one table with the columns of the first row.
 
-    titles: column → heading, where names are not enough, shown unchanged.
+    titles: column → heading, shown unchanged, for columns with unclear names.
     """
     return _written(plain_table(rows, caption, notes, titles), format, width, color)
 
@@ -58,7 +58,7 @@ def render_table(
     color: bool = False,
     alike: Sequence[str] = (),
 ) -> str:
-    """Return the rows of a declared table. CSV has every column, other formats those that tell a person something.
+    """Return the rows of a declared table as text. CSV has every column, other formats those that are worth printing.
 
     alike: columns to compare with each other, which share a unit.
     """
@@ -84,7 +84,7 @@ def table_of(
     alike: Sequence[str] = (),
     short: Mapping[str, Mapping[Any, str]] = MappingProxyType({}),
 ) -> Table:
-    """Return the rows of a declared table as a Table, which every format takes.
+    """Return the rows of a declared table as a Table, which every format accepts.
 
     short: column → value → the shorter text that is shown; a page keeps the whole one.
     """
@@ -104,7 +104,7 @@ def table_of(
 
 
 def flat(rows: Sequence[Row]) -> Sequence[Row]:
-    """Return the rows with a column per key in place of a column of mappings; a row without the key has None."""
+    """Return the rows with a column for each key of a mapping; None in rows without the key."""
     keys = {name: _keys(name, rows) for name in rows[0] if isinstance(rows[0][name], Mapping)} if rows else {}
     return [_flat(row, keys) for row in rows] if keys else rows
 
@@ -121,7 +121,7 @@ def _keys(column: str, rows: Sequence[Row]) -> list[Any]:
 
 
 def _columns_of(declared: tables.Table[Any], rows: Sequence[Row]) -> dict[str, tables.Column]:
-    """Return the columns that a person sees of these rows, flat, with their headings."""
+    """Return the printed columns of these rows, flat, with their headings."""
     found = dict[str, tables.Column]()
     for name, title in declared.titles.items():
         column = declared.columns[name]
@@ -134,7 +134,7 @@ def _columns_of(declared: tables.Table[Any], rows: Sequence[Row]) -> dict[str, t
 
 
 def tells_something(column: str, rows: Sequence[Row]) -> bool:
-    """Return whether a column is worth showing: not if it is unknown throughout or numbers the only device."""
+    """Return whether a column is worth showing: not if all values are unknown, or it only numbers a single device."""
     values = [row[column] for row in rows]
     return any(v not in (None, "", UNKNOWN) for v in values) and not (column == "device" and len({*values}) == 1)
 
@@ -166,7 +166,7 @@ def _written(table: Table, format: str, width: int | None, color: bool) -> str:
 def _column(
     name: str, title: str, rows: Sequence[Row], scale: Sequence[object] | None = None, form: str = ""
 ) -> Column:
-    """Return one column; `scale` holds the values that set the unit, unless they are its own."""
+    """Return one column; `scale` holds the values that set the unit, by default the column's own."""
     values = tuple(row[name] for row in rows)
     if form:
         cells = tuple(UNKNOWN if v is None else format(v, form) for v in values)
@@ -182,13 +182,13 @@ def _column(
 
 
 def _counted(title: str, values: Sequence[Any], cells: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
-    """Return the heading and the cells of a count per step: whole numbers, or means, which the heading says."""
+    """Return heading and cells of a count per step: whole numbers, or means, as the heading then says."""
     if all(v is None or float(v).is_integer() for v in values):
         return title, tuple(cell if v is None else f"{v:,.0f}" for v, cell in zip(values, cells, strict=True))
     return f"mean {title}", cells
 
 
 def _with_own_units(column: Column) -> Column:
-    """Return the column with a unit in each cell: side by side, 512 B and 3 GiB are not `0.000000477 GiB` and `3`."""
+    """Return the column with a unit in each cell, so that 512 B next to 3 GiB is not `0.000000477 GiB`."""
     cells = (units.human(v, column.name) if column.numeric and v else text(v, None) for v in column.values)
     return replace(column, unit="", cells=tuple(cells))

@@ -1,7 +1,7 @@
 """Selection of records by a condition on their columns: `select(records, 'attention == "naive" and median_ms < 10')`.
 
-The condition is written as for `DataFrame.query`. pandas would call any method of a column in it, so that everything
-but columns, operators and the methods below is refused before.
+The condition is written as for `DataFrame.query`. pandas would call any method that it names, so everything but
+columns, operators and the methods below is refused first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cs_systems.report.tables import columns as cols
 if TYPE_CHECKING:
     import pandas as pd
 
-MOST_VALUES = 8  # of a column that an error lists
+MOST_VALUES = 8  # number of a column's values that an error lists
 OF_COLUMNS = ("str", "isna", "notna", "isin", "between")
 OF_TEXTS = ("contains", "startswith", "endswith", "fullmatch", "lower", "upper")
 EXAMPLE = 'attention == "naive" and median_ms < 10'
@@ -40,7 +40,7 @@ def select(records: Sequence[RunRecord], condition: str) -> list[RunRecord]:
         columns.refuse("is not a condition")
     except ConfigError:
         raise
-    except Exception as error:  # pandas raises its own kinds, such as for a comparison of unlike things
+    except Exception as error:  # pandas raises various errors, such as for comparisons of different types
         columns.refuse(f"cannot be evaluated ({type(error).__name__}: {error})")
     if not isinstance(met, pd.Series) or not {True, False}.issuperset(met.dropna()):
         columns.refuse("is not true or false for a record")
@@ -96,14 +96,14 @@ class _Columns(ast.NodeTransformer):
 
 
 def _series(values: Sequence[Any]) -> pd.Series[Any]:
-    """Return a column, of numbers if no value is known, because no comparison holds for an unknown number."""
+    """Return a column, numeric if no value is known, because comparisons with unknown numbers are false."""
     import pandas as pd
 
     return pd.Series(values, dtype=float if all(value is None for value in values) else None)
 
 
 def values_of(whole: pd.DataFrame, name: str) -> list[Any]:
-    """Return a column's value for each record of a frame, of its step, in the unit of the name. Raises ConfigError."""
+    """Return the values of a column for the step of each record, in the unit of the name. Raises ConfigError."""
     spec = cols.parse(cols.full_name(name, whole), cols.phases_of(whole))
     rows = whole[(whole["phase"] == STEP) | whole["phase"].isna()].drop_duplicates("record").set_index("record")
     rows = rows.reindex(range(whole["record"].nunique())).rename_axis("record").reset_index()
@@ -112,6 +112,6 @@ def values_of(whole: pd.DataFrame, name: str) -> list[Any]:
 
 
 def listed(values: Iterable[Any]) -> str:
-    """Return the different known values of a column, the first of them if they are many."""
+    """Return the distinct known values of a column, at most MOST_VALUES, as text."""
     texts = [*dict.fromkeys(cols.text(value, None) for value in values if value is not None)]
     return ", ".join(texts[:MOST_VALUES] + ["…"] * (len(texts) > MOST_VALUES))

@@ -11,8 +11,8 @@ from cs_systems.core.fields import declared
 from cs_systems.report.tables.columns import Column
 from cs_systems.report.tables.table import Table
 
-PREDICTED = ": predicted "  # in a note, between `oom` and the bytes
-# Field of a model that differs from its preset → its abbreviation: `large+num_layers=32` becomes `large+L32`.
+PREDICTED = ": predicted "  # separator in a note, between `oom` and the bytes
+# model field that differs from its preset → its abbreviation: `large+num_layers=32` becomes `large+L32`
 FIELDS = {name: each.field.short for name, each in declared(ModelConfig).items() if each.field.short}
 
 
@@ -63,7 +63,7 @@ def _short_note(cell: str, marks: Mapping[str, str]) -> str:
 
 
 def _short_strategy(label: str) -> str:
-    """Return the strategy with initials of its options: `torch_ddp:gradient_as_bucket_view=true` has `gabv=true`."""
+    """Return the strategy with its options as initials: `torch_ddp:gradient_as_bucket_view=true` has `gabv=true`."""
     name, *options = label.split(":")
     pairs = (option.partition("=") for option in options)
     return ":".join(

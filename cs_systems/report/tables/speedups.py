@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from cs_systems.core.statistics import Comparison
 
-TOO_WIDE = 4  # ratio of an interval's ends above which it is left out
+TOO_WIDE = 4  # largest ratio of an interval's ends; a wider interval is left out
 
 
 def with_speedups(
@@ -47,8 +47,8 @@ def with_speedups(
     name, wanted = found.groups()
     known = values_of(whole, name)
     baselines = [value is not None and wanted in (str(value), text(value, None)) for value in known]
-    field = full_name(name, whole)  # world_size, of which `ranks` is the heading
-    compared = speedups(records, field, baselines)  # also refuses a column that is not a setting
+    field = full_name(name, whole)  # such as world_size, which has the heading `ranks`
+    compared = speedups(records, field, baselines)  # also refuses columns that are not settings
     if not any(baselines):
         values = listed(known) or "all unknown"
         raise ConfigError(

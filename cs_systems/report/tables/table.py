@@ -11,9 +11,9 @@ from cs_systems.report.tables.columns import Column
 
 @dataclass(frozen=True)
 class Table:
-    """Table that any format can render: `statuses` has one entry per row; `optional` columns may be dropped.
+    """Table that any format can render; `statuses` has one entry per row, and `optional` columns may be dropped.
 
-    `remedy` says how to see those that a narrow terminal drops. `short` is the same table with shorter cells, which a
+    `remedy` says how to see columns that a narrow terminal drops. `short` is the same table with shorter cells, which a
     terminal shows before it drops a column. `name` is its label in a paper; "" for the first words of its caption.
     """
 

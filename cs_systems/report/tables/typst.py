@@ -1,4 +1,7 @@
-"""Tables as Typst: figures with a caption, a label and notes. Text is in string literals, so none of it is markup."""
+"""Tables as Typst: figures with a caption, a label and notes.
+
+Text is in string literals, so it is never read as markup.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ _DASHES = r"-\u{2060}-\u{2060}"  # with word joiners: no line ends after the das
 
 
 def typst(tables: Sequence[Table], width: int | None, color: bool) -> str:
-    """Format tables as figures that fit a column of a paper; one that is wider after all is set smaller."""
+    """Format tables as figures that fit a column of a paper; a wider table is scaled down."""
     figures = (_figure(table, number) for table in laid_out(tables) for number in range(len(table.parts)))
     return "\n\n".join(figures) + "\n"
 
@@ -26,7 +29,7 @@ def figure(file: str, name: str, caption: str, spans: bool) -> str:
 
 
 def literal(text: str) -> str:
-    """Return a string literal, which has two special characters, with places in long words where a line may end."""
+    """Return a string literal with its two special characters escaped; long words get places where a line may end."""
     words = (_MAY_BREAK.join(map(_characters, pieces(word))) for word in text.split())
     return f'"{" ".join(words)}"'
 
