@@ -15,7 +15,7 @@ from cs_systems.machine.device import Device
 from cs_systems.measure.runtime.experimenting import Step
 
 ROUNDS = 3
-MOST_CALLS, ROUND_S = 10, 2e-3  # calls of a round: as many as last about this long, so that events can time them
+MOST_CALLS, ROUND_S = 10, 2e-3  # most calls of a round, and its duration: enough to time them by events
 HOLD_S = 1e-3  # the device is held while a round is launched
 
 
@@ -31,7 +31,10 @@ class Layout(NamedTuple):
         return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
 
     def random(self, device: Device, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a tensor of this layout, in another dtype on request; its elements share memory as the original's."""
+        """Return a random tensor of this layout, in another dtype on request.
+
+        Elements share memory like the original's.
+        """
         size = 1 + sum((count - 1) * step for count, step in zip(self.shape, self.stride, strict=True) if count)
         flat = torch.randn(size, device=device.torch, dtype=dtype or self.dtype)
         return flat.as_strided(self.shape, self.stride)
@@ -48,7 +51,7 @@ def in_backward() -> bool:
 
 
 def watched(step: Step, mode: TorchDispatchMode) -> None:
-    """Run one step inside a mode, which sees every operator; what is compiled runs uncompiled."""
+    """Run one step inside a mode that sees every operator; compiled code runs uncompiled."""
     with ExitStack() as stack:
         stack.enter_context(torch.compiler.set_stance("force_eager"))  # compiled code dispatches no operator
         stack.enter_context(mode)
@@ -56,7 +59,7 @@ def watched(step: Step, mode: TorchDispatchMode) -> None:
 
 
 def times_s(device: Device, call: Callable[[], object]) -> list[float]:
-    """Return the duration of a call on the device, one of each round, after a warm-up."""
+    """Return the durations of a call on the device, one per round, after a warm-up."""
     call()
     once_s = _round_s(device, call, 1)
     count = max(1, min(MOST_CALLS, int(ROUND_S / once_s))) if once_s > 0 else MOST_CALLS

@@ -1,7 +1,7 @@
 """Experiment: each distinct unfused attention call of a step, and the same call in the fused kernels of PyTorch.
 
 An unfused call is a product, operators on its scores with a softmax among them, and a product with the values. It is
-repeated as the program wrote it, operator by operator. Which scores its mask hides is read from the weights of random
+repeated as the program wrote it, operator by operator. The hidden scores are read from the attention weights of random
 scores, so that the fused call gets the same mask.
 """
 
@@ -30,7 +30,7 @@ KERNELS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-MOST_OPERATORS = 30  # between the two products
+MOST_OPERATORS = 30  # most operators between the two products
 COST_STEPS = 6.0
 _SOFTMAX = frozenset({"aten::_softmax", "aten::_safe_softmax"})
 _DROPOUT = "aten::native_dropout"
@@ -43,7 +43,7 @@ class Operator(NamedTuple):
     function: Any
     arguments: tuple[Any, ...]
     scores_at: int
-    form: Any  # of the arguments, to be unflattened
+    form: Any  # structure of the arguments, for unflattening
 
     def __call__(self, scores: Tensor) -> Tensor:
         flat = [*self.arguments]
@@ -58,7 +58,7 @@ class Operator(NamedTuple):
 
 
 class Call(NamedTuple):
-    """Unfused attention call: query and transposed key as the first product takes them, and the values."""
+    """Unfused attention call: query and transposed key as in the first product, and the values."""
 
     query: Layout
     key: Layout
@@ -67,7 +67,7 @@ class Call(NamedTuple):
 
     @property
     def kind(self) -> Any:
-        """Properties in which calls must agree to be the same; masks are compared by their layout."""
+        """Properties that equal calls share; masks are compared by their layout."""
         operators = [
             (each.name, tuple(Layout.of(a) if isinstance(a, Tensor) else repr(a) for a in each.arguments))
             for each in self.operators
@@ -86,24 +86,24 @@ class Call(NamedTuple):
 
 
 class _Calls(TorchDispatchMode):
-    """Finder of unfused attention: each tensor remembers the operators that made it from a batched product."""
+    """Finder of unfused attention: it keeps for each tensor the operators that made it from a batched product."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._made: dict[int, dict[Any, Call]] = {}  # memory → place in it → the call so far
+        self._made: dict[int, dict[Any, Call]] = {}  # memory address → location in it → the call so far
         self.found, self.first, self.has_backward = Counter[Any](), dict[Any, Call](), False
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         if in_backward():
             self.has_backward = True
-        elif function is not torch.ops.aten.detach.default:  # of what is saved for backward
+        elif function is not torch.ops.aten.detach.default:  # of a tensor that is saved for backward
             flat, form = tree_flatten((args, kwargs or {}))
             self._note(result, flat, self._made_by(function, args, flat, form))
         return result
 
     def _note(self, result: Any, flat: list[Any], made: Call | None) -> None:
-        """Remember how the first result was made; other results have no known origin."""
+        """Remember how the first result was made; the origin of other results is unknown."""
         results = [each for each in (result if isinstance(result, tuple | list) else [result]) if _is_plain(each)]
         operands = [each for each in flat if _is_plain(each)]
         for index, tensor in enumerate(results):
@@ -123,7 +123,7 @@ class _Calls(TorchDispatchMode):
         return self._made.get(memory, {}).get(place)
 
     def _made_by(self, function: Any, args: tuple[Any, ...], flat: list[Any], form: Any) -> Call | None:
-        """Return the call that a result belongs to so far; count a call that ends here."""
+        """Return the call so far that a result belongs to; count a call that ends here."""
         name = function.name().partition(".")[0]
         if name == "aten::bmm":
             known = self._of(args[0])
@@ -149,12 +149,12 @@ def _is_plain(value: Any) -> bool:
 
 
 def _memory(tensor: Tensor) -> tuple[int, Any]:
-    """Return the address of a tensor's memory, and its place in it."""
+    """Return the address of a tensor's memory, and its location in it."""
     return tensor.untyped_storage().data_ptr(), (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
 
 
 class Calls(NamedTuple):
-    """Distinct unfused attention calls of a step with their numbers; `has_backward`: the step computes gradients."""
+    """Distinct unfused attention calls of a step with their counts; `has_backward`: the step computes gradients."""
 
     counts: list[tuple[Call, int]]
     has_backward: bool
@@ -212,7 +212,7 @@ def _leaves(device: Device, call: Call, needs_gradients: bool) -> list[Tensor]:
 
 
 def _whole(attend: Callable[..., Tensor], leaves: list[Tensor]) -> Callable[[], object]:
-    """Return a function of forward, and of backward if the leaves need gradients."""
+    """Return a function that runs forward, and backward too if the leaves need gradients."""
 
     def run() -> None:
         out = attend(*leaves)
@@ -225,10 +225,10 @@ def _whole(attend: Callable[..., Tensor], leaves: list[Tensor]) -> Callable[[], 
 def _fused_times(
     device: Device, call: Call, leaves: list[Tensor], names: set[str]
 ) -> Iterator[tuple[str, list[float] | None]]:
-    """Yield the times of a call in each fused kernel; None for one that does not take it."""
+    """Yield the times of a call in each fused kernel; None for a kernel that does not support it."""
     query, key, value = (leaf.detach() for leaf in leaves)
     hidden = _mask(call, query, key)
-    # The heads of all sequences are those of one, which has the same work.
+    # all sequences become the heads of one sequence, which is the same work
     fused = [each.unsqueeze(0).contiguous() for each in (query, key.transpose(-2, -1), value)]
     fused = [each.requires_grad_(leaves[0].requires_grad) for each in fused]
     options: dict[str, Any] = {"dropout_p": call.dropout, **hidden}
@@ -238,7 +238,8 @@ def _fused_times(
             return scaled_dot_product_attention(q, k, v, **options)
 
         try:
-            with sdpa_kernel(KERNELS[name]), warnings.catch_warnings(action="ignore"):  # they say why a kernel refuses
+            # the warnings say why a kernel refuses
+            with sdpa_kernel(KERNELS[name]), warnings.catch_warnings(action="ignore"):
                 yield name, times_s(device, _whole(attend, fused))
         except torch.OutOfMemoryError:
             raise
@@ -248,7 +249,7 @@ def _fused_times(
 
 @torch.no_grad()
 def _mask(call: Call, query: Tensor, key: Tensor) -> dict[str, Any]:
-    """Return the arguments that hide the same scores from a fused call."""
+    """Return the arguments by which a fused call hides the same scores."""
     upto = next(i for i, each in enumerate(call.operators) if each.name in _SOFTMAX)
     weights = call._replace(operators=call.operators[: upto + 1]).weights(query, key)
     shown = weights.reshape(-1, *weights.shape[-2:]) > 0

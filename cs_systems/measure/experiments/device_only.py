@@ -1,8 +1,8 @@
-"""Experiment: the step on the device alone, which begins each piece only when the host has launched all of it.
+"""Experiment: the step's time on the device alone; the device begins each piece only when all of it is launched.
 
-A sleeping kernel holds the device while the host launches. If the device was still held at the end of a piece, its
-kernels followed each other as those of a CUDA graph do. Otherwise the host waited: for the device, or because the queue
-of launches was full, which takes about a thousand. Such a phase is divided into pieces of fewer operators.
+A sleeping kernel holds the device while the host launches. If the device was still held when a piece was launched
+completely, its kernels followed each other as in a CUDA graph. Otherwise the host waited: for the device, or because
+the launch queue was full (about a thousand launches). Such a phase is divided into pieces of fewer operators.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from cs_systems.core.experiments import ExperimentRow
 from cs_systems.machine.device import Device
 from cs_systems.measure.runtime.experimenting import STEPS, Experiment, Skipped, Spread, Step, row
 
-LEAST_SUBMIT = 0.3  # share of the step in which the host launches; with less, the device hardly waits for it
-TRIES = 4  # steps in which the length of a hold and the division into pieces are found
-OPERATORS = 200  # in a piece; the few launches of each fit into the queue
+LEAST_SUBMIT = 0.3  # share of the step in which the host launches; below it, the device hardly waits for the host
+TRIES = 4  # steps for finding the length of a hold and the division into pieces
+OPERATORS = 200  # operators of a piece; their few launches fit into the queue
 HOLD_MARGIN = 2.0
 FIRST_HOLD_S, LONGEST_HOLD_S = 2e-3, 0.5
 STANDS_FOR = "the kernels and copies of the step, each launched before the device was ready for it, as in a CUDA graph"
-# Operators after which the host knows a value of the device, so that it waits.
+# operators that read a value of the device, so that the host waits
 WAITS = frozenset({"aten::_local_scalar_dense", "aten::item", "aten::equal", "aten::is_nonzero", "aten::nonzero"})
 
 
@@ -58,7 +58,7 @@ class _Holds:
 
 
 class _Pieces(TorchDispatchMode):
-    """Mode that ends a piece after some operators, and around each one for which the host waits."""
+    """Mode that ends a piece after some operators, and before and after each operator for which the host waits."""
 
     def __init__(self, holds: _Holds) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Experiment: each distinct matrix product of a step in fp32, and the same in TF32 and in bf16.
 
-In bf16, a product of forward casts its operands, as under autocast; one of backward finds them cast. The least time is
-that of all products without casts, the largest that of all with them.
+In bf16, a product in forward casts its operands, as under autocast; in backward they are already cast. The shortest
+time assumes no casts in any product, the longest assumes casts in all.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from cs_systems.measure.experiments._calls import ROUNDS, Layout, in_backward, l
 from cs_systems.measure.runtime.experimenting import Experiment, Skipped, Spread, Step, row
 
 PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
-FIRST_CAPABILITY = (8, 0)  # with tensor cores for TF32 and bf16
+FIRST_CAPABILITY = (8, 0)  # first compute capability with tensor cores for TF32 and bf16
 COST_STEPS = 8.0
 
 
 class Product(NamedTuple):
-    """Distinct product: the operator, the layouts of its operands, its numbers, and the pass that computes it."""
+    """Distinct product: the operator, the layouts of its operands, and the pass that computes it."""
 
     function: Any
     operands: tuple[Layout, ...]
@@ -52,7 +52,7 @@ class _Products(TorchDispatchMode):
 
 
 def distinct_products(step: Step) -> Counter[Product]:
-    """Run one more step, and return its products in fp32 with their numbers."""
+    """Run one more step, and return its products in fp32 with their counts."""
     mode = _Products()
     watched(step, mode)
     return mode.found

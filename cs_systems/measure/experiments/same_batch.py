@@ -1,4 +1,4 @@
-"""Experiment: the step on the same batch again, in place of waiting for the next one."""
+"""Experiment: the step repeated on the same batch, instead of waiting for the next one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from cs_systems.config import Phase
 from cs_systems.core.experiments import ExperimentRow
 from cs_systems.measure.runtime.experimenting import STEPS, Experiment, Spread, Step, row
 
-LEAST_SHARE = 0.05  # of the step; a shorter wait is not worth an experiment
+LEAST_SHARE = 0.05  # share of the step; a shorter wait is not worth an experiment
 STANDS_FOR = "the same batch again, without loading and copying the next one"
 
 

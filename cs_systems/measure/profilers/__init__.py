@@ -1,6 +1,6 @@
 """Profilers of a cell, one module each, which exports one constant, `PROFILER`.
 
-A profiled cell has its own worker process, so that state that a profiler leaves in a process disturbs no other cell.
+A profiled cell has its own worker process, so that what a profiler changes in a process does not affect other cells.
 The supervisor calls `problem` before anything runs, lets `launch` wrap the worker's command, and calls `collect` when
 the worker has ended. The worker enters `region` around the timed steps; the warm-up stays outside. The supervisor runs
 without torch, so a profiler's module imports torch only inside `region`.
@@ -52,7 +52,7 @@ class Collected:
 
 
 def rank_file(out: Path, rank: int) -> Path:
-    """Return the path prefix of one rank's files; rank 0 has the cell's own prefix."""
+    """Return the path prefix of one rank's files; rank 0 has the prefix of the cell."""
     return out if rank == 0 else out.with_name(f"{out.name}-rank{rank}")
 
 
@@ -89,7 +89,7 @@ class Profiler:
     compares: whether it needs the step of a user's own model to be run a second time, in fp32.
     forecasts: whether it compares the memory of a user's own model with a prediction.
     tool: the tool that it uses, if a process can use that only once at a time; a key of `recorder.own_tools.TOOLS`.
-    result: its result in words; by default "profile by NAME".
+    result: the name of its result; by default "profile by NAME".
     instead: the alternative if `problem` finds something: on the command line, and in Python.
     again: `(out, device, workload)`, called after the last step, which it may run once more in another way.
     """

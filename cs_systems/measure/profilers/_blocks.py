@@ -1,4 +1,4 @@
-"""Memory of a block of the built-in model by formula, for the profilers that measure this memory."""
+"""Memory of one block of the built-in model by formula, for the memory profilers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def gradients_of_a_block(config: RunConfig) -> int:
 
 
 def kept_by_formula(record: RunRecord) -> dict[str, tuple[int, int]]:
-    """Return block → (number of blocks from it on that are kept together, the bytes they keep).
+    """Return a map from block to (number of blocks from it on that are kept together, the bytes they keep).
 
     A group is a single block, or all blocks under one checkpoint. Valid for this package's eager code; empty for
     anything else.

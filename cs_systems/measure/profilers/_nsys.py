@@ -34,7 +34,7 @@ CAPTURE = "timed steps"  # name of the range that begins and ends the trace on a
 ALWAYS = (
     "--sample=none",
     "--cpuctxsw=none",
-    "--capture-range-end=stop",  # nsys's default would also stop the worker, before it has sent its result
+    "--capture-range-end=stop",  # the default would also stop the worker, before it has sent its result
     "--force-overwrite=true",
 )
 ON_CUDA = ("--trace=cuda,nvtx", "--cuda-graph-trace=node", "--capture-range=cudaProfilerApi")
@@ -51,7 +51,7 @@ _NEWER = _REMEDY.replace("install it", "install a newer one")
 
 
 def check() -> Diagnostic:
-    """Return a row of `doctor`: whether nsys can record, import and export here."""
+    """Return the `doctor` row for nsys: whether it can record, import and export here."""
     path = shutil.which("nsys")
     if path is None:
         return diagnostic("nsys", NOT_ON_PATH, "missing", _REMEDY)
@@ -93,7 +93,7 @@ def loses_ranges() -> str | None:
         record = ["nsys", "profile", "--trace=nvtx", "--sample=none", "--cpuctxsw=none", f"--output={report}", *emit]
         for argv in (record, [*EXPORT, "-o", str(database), str(report)]):
             try:
-                with output.open("w") as stream:  # run() waits for a pipe while any process holds it
+                with output.open("w") as stream:  # run() would wait for the pipe while any process holds it
                     subprocess.run(argv, stdout=stream, stderr=stream, timeout=PAIR_TIMEOUT_S, check=True)
             except subprocess.TimeoutExpired:
                 return f"{argv[0]} {argv[1]} did not end within {PAIR_TIMEOUT_S} s"
@@ -124,19 +124,22 @@ def reason(row: Diagnostic) -> str:
 
 
 def launch(argv: Sequence[str], out: Path, options: Sequence[str], on_cuda: bool) -> list[str]:
-    """Return the command that runs the worker under `nsys profile`; a user's options come last, so that they win."""
+    """Return the command that runs the worker under `nsys profile`.
+
+    The user's options come last, so that they take precedence.
+    """
     where = ON_CUDA if on_cuda else ON_CPU
     return ["nsys", "profile", *where, *ALWAYS, f"--output={out.absolute()}", *options, *argv]
 
 
 def started_this_process() -> bool:
-    """Return True below `nsys profile`, and below `nsys launch`, which sets no session at first."""
+    """Return whether `nsys profile` or `nsys launch` started this process; the latter sets no session at first."""
     injected = (os.environ.get(name, "") for name in ("LD_PRELOAD", "CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH"))
     return "NSYS_PROFILING_SESSION_ID" in os.environ or any("libToolsInjection" in value for value in injected)
 
 
 def not_started(on_cuda: bool) -> str:
-    """Return an error message that nsys did not start this process, with the command that does."""
+    """Return an error message that nsys did not start this process, with the right command."""
     command = shlex.join(["nsys", "profile", *(ON_CUDA if on_cuda else ON_CPU), "--capture-range-end=stop"])
     return f"nsys did not start this process; start it by {command} python train.py, or pass profile='kineto'"
 

@@ -1,4 +1,4 @@
-"""Tables made from a trace, for the record of the traced run; all tracing profilers use the same ones."""
+"""Tables made from a trace, for the record of the traced run; shared by all tracing profilers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def tables(trace: Path, record: RunRecord) -> Collected:
 
 
 def _with_modules(trace: Trace, record: RunRecord) -> Trace:
-    """Return the trace with the modules of the record where it has none of its own."""
+    """Return the trace with the record's modules if it has none itself."""
     known = trace.modules or checked(record.results.get("modules"))
     return replace(trace, modules=known)
 
@@ -94,7 +94,7 @@ def overhead(record: RunRecord) -> list[OverheadRow]:
 
 
 def families_by_phase(seen: Profile) -> dict[str, set[str]]:
-    """Return phase → families of its kernels."""
+    """Return a map from phase to the families of its kernels."""
     found: dict[str, set[str]] = defaultdict(set)
     for function, place in seen.groups:
         found[place.phase].add(family(function.name))
@@ -120,7 +120,7 @@ def costs_of(record: RunRecord, families: Mapping[str, Set[str]]) -> Costs:
 
 
 def _by_family(cost: PhaseCost, families: Set[str]) -> dict[str, PhaseCost]:
-    """Return family → its share of a phase's cost, if the formulas attribute it to kernels that ran.
+    """Return a map from family to its share of a phase's cost, if the formulas attribute it to kernels that ran.
 
     All FLOPs come from matrix products; if there are FLOPs, the bytes do too. The products over the score matrix belong
         to the attention kernels if some ran, else to matrix products. The bytes that AdamW moves belong to its kernels.

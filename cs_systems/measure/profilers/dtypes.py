@@ -27,7 +27,7 @@ class Readings(TypedDict):
     modules: list[ModuleDtypes]
     loss: list[str]
     contexts: list[AutocastContext]
-    # Of the step as CUDA's autocast would run it; nothing where that is this machine's.
+    # of the step as CUDA's autocast would run it; empty if this machine has CUDA
     on_cuda: list[ModuleDtypes]
     loss_on_cuda: list[str]
 
@@ -51,7 +51,8 @@ def again(out: Path, device: Device, workload: Any) -> None:
     found: Readings = take(out, "the dtypes were not written")
     if not device.is_cuda and any(context["enabled"] for context in found["contexts"]):
         readings = DtypeReadings()
-        with suppress(Exception), reading(readings), cuda_autocast():  # without this step its dtypes are unknown
+        # if this step fails, the dtypes on CUDA are unknown
+        with suppress(Exception), reading(readings), cuda_autocast():
             workload.prepare()
             for _, run in workload.step():
                 run()

@@ -50,7 +50,10 @@ def collect(out: Path, record: RunRecord) -> Collected:
 
 
 def closed_form(record: RunRecord) -> list[PhaseMemory]:
-    """Return each phase's memory by formula, on the record's device; empty if `known_by_formula` gives None."""
+    """Return each phase's memory by formula, on the record's device.
+
+    Empty if no formula applies (`known_by_formula`).
+    """
     known = known_by_formula(record)
     return [] if known is None else phase_memory(*known)
 

@@ -32,7 +32,7 @@ DEFAULTS = (
     "--profile-from-start=off",  # do not count before the timed steps
     "--nvtx",
     "--replay-mode=kernel",
-    "--clock-control=none",  # ncu's default would lock the GPU's clocks, which a profiler must not change
+    "--clock-control=none",  # ncu would otherwise lock the GPU's clocks, which a profiler must not change
     f"--launch-count={MOST}",
     f"--metrics={','.join(reports.METRICS.values())}",
     "--force-overwrite",
@@ -46,7 +46,8 @@ REFUSED = (
 _REMEDY = "install it with apt install nsight-compute (NVIDIA's CUDA repository)"
 # The driver states in this file whether only root may read hardware counters.
 _DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
-_DRIVERS = ("/proc/driver/nvidia", "/dev/dxg")  # one of them exists if an NVIDIA driver is loaded, the second in WSL
+# one of them exists if an NVIDIA driver is loaded; the second one in WSL
+_DRIVERS = ("/proc/driver/nvidia", "/dev/dxg")
 
 
 def chosen(kernel: str | None, range: str | None) -> tuple[str, ...]:
@@ -64,12 +65,12 @@ def chosen(kernel: str | None, range: str | None) -> tuple[str, ...]:
         )
     options = [f"--kernel-name=regex:{kernel}"] if kernel else []
     if range:
-        options.append(f"--nvtx-include={range if '/' in range else f'{range}/'}")  # slash: push/pop range
+        options.append(f"--nvtx-include={range if '/' in range else f'{range}/'}")  # a slash marks a push/pop range
     return tuple(options)
 
 
 def check() -> Diagnostic:
-    """Return a row for `doctor` that states whether ncu can count here."""
+    """Return the `doctor` row for ncu: whether it can count here."""
     path = shutil.which("ncu")
     if path is None:
         return diagnostic("ncu", _nsys.NOT_ON_PATH, "missing", _REMEDY)
@@ -86,7 +87,7 @@ def check() -> Diagnostic:
 
 
 def problem() -> str | None:
-    """Return the missing requirement, if any. Whether counters are permitted is known only once ncu has run."""
+    """Return the missing requirement, or None. Whether counters are permitted is only known after ncu has run."""
     row = check()
     if row["state"] != "missing":
         return None
@@ -101,7 +102,7 @@ def launch(argv: Sequence[str], out: Path, options: Sequence[str], on_cuda: bool
     ncu rejects an option given twice, so a user's option replaces the default of the same name.
     """
     if not on_cuda:
-        return list(argv)  # `region` raises Unavailable
+        return list(argv)  # `region` raises Unavailable instead
     named = {option.partition("=")[0] for option in options}
     defaults = [option for option in DEFAULTS if option.partition("=")[0] not in named]
     files = [f"--export={out.absolute()}", f"--log-file={_log(out).absolute()}"]

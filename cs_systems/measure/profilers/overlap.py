@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def region(out: Path, device: Device, model: Any) -> AbstractContextManager[None]:
-    """Record as `kineto` does, but with ranges of phases only, and with all threads, as any may start collectives."""
+    """Record as `kineto` does, but with ranges of phases only, and on all threads: any may start collectives."""
     from cs_systems.instrument.annotate import RecordFunctionRanges, listening
 
     return record_trace(out, device, listening(RecordFunctionRanges()), all_threads=True)

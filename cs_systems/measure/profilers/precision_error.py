@@ -1,4 +1,4 @@
-"""Profiler of a user's own model's error in low precision, run as the workload `workloads._foreign_errors`."""
+"""Profiler of the errors of a user's own model in low precision; the workload `workloads._foreign_errors` runs it."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def again(out: Path, device: Device, workload: Any) -> None:
     """
     from cs_systems.instrument.saved_tensors import by_block, saved_tensors, summed
 
-    config = getattr(workload, "config", None)  # a user's own workload has none: its compiled code names its modules
+    config = getattr(workload, "config", None)  # a user's own workload has none; its compiled code names its modules
     if config is None or config.compile == "none":
         return
     with saved_tensors(workload.model, compiled=True) as found:

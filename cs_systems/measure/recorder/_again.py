@@ -25,8 +25,8 @@ from cs_systems.record import RunRecord
 
 NO_STEP = "the loop gives no step that can be called again; give Recorder(experiments=FUNCTION), which runs one"
 RANKS = "the step of one rank cannot run alone"
-COPIED_PER_S = 1e9  # bytes of the model and the optimizer that are kept on the host, and put back
-MOST_FUNCTIONS = 1000  # that a step calls by name, and that are searched for objects
+COPIED_PER_S = 1e9  # copy rate, in bytes/s, for keeping model and optimizer on the host and restoring them
+MOST_FUNCTIONS = 1000  # most functions called by name that are searched for objects
 
 
 def with_experiments(
@@ -38,12 +38,12 @@ def with_experiments(
     optimizers: Sequence[Optimizer],
     world_size: int,
 ) -> RunRecord:
-    """Return the record with the experiments that its numbers ask for; all objects are as before.
+    """Return the record with the experiments that its numbers call for; all objects are restored afterwards.
 
     Args:
         record: the record of the last stage.
         function: runs one step of the loop; None if none is given.
-        limit_s: the time for all experiments; 0 for none.
+        limit_s: the time for all experiments in s; 0 for none.
         device: the device of the loop.
         models: the models that the loop trains.
         optimizers: their optimizers.
@@ -80,7 +80,7 @@ def _made(step: Step, limit_s: float, objects: Mapping[str, Any]) -> tuple[list[
 
     try:
         state = ObjectState(**objects)
-    except Exception as error:  # for example, parameters without values
+    except Exception as error:  # such as parameters without values
         return run_all(replace(step, phases=None, reason=f"its objects cannot be kept: {error}"), limit_s).rows, []
     lost: list[str] = []
     with restored(ProcessState(), state, lost):
@@ -98,7 +98,7 @@ def _objects(
 
 
 def _reached(function: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the objects that a function holds or names, and those of the functions that it names, once each."""
+    """Yield, without duplicates, the objects that a function holds or names, and those of functions that it names."""
     waiting, seen = [("the step", function)], set[int]()
     while waiting and len(seen) < MOST_FUNCTIONS:
         name, value = waiting.pop()
@@ -128,7 +128,7 @@ def _is_compiled(model: nn.Module) -> bool:
 
 
 def _tensor_bytes(objects: Any) -> int:
-    """Return about how many bytes of tensors the objects hold: parameters, buffers, gradients, optimizer states."""
+    """Return the approximate bytes of the objects' tensors: parameters, buffers, gradients, optimizer states."""
     tensors: dict[int, Tensor] = {}
     for each in objects:
         found: list[Any] = [each]

@@ -42,18 +42,21 @@ def world_size() -> int:
 
 
 class Meeting:
-    """Place in the job's store where the ranks exchange one recorder's texts; all make theirs in the same order."""
+    """Place in the job's store where the ranks exchange texts of one recorder.
+
+    All ranks create theirs in the same order.
+    """
 
     def __init__(self) -> None:
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self.rank, self._size = rank(), world_size()  # as later the process group may be gone
+        self.rank, self._size = rank(), world_size()  # stored now, because later the process group may be gone
         self._store: Any = PrefixStore(f"cs_systems/measure/recorder/{attempt}/{next(_numbers)}", _connect())
 
     def leave(self, what: str, text: str) -> None:
         self._store.set(f"{what}/{self.rank}", text)
 
     def leave_if_open(self, what: str, text: str) -> None:
-        """Leave a text, unless the process with the store has ended."""
+        """Write a text to the store, unless the process with the store has ended."""
         with suppress(dist.DistStoreError, RuntimeError):
             self.leave(what, text)
 
@@ -112,7 +115,7 @@ def merged_loop(found: dict[int, RunRecord], missing: Sequence[int]) -> RunRecor
 
 
 def _without_total(record: RunRecord) -> RunRecord:
-    """Return the record without its total of tokens, which covers more steps than the ranks have in common."""
+    """Return the record without its total of tokens, which covers more steps than the ranks share."""
     ran = first_row(record.results, "ran")
     if ran.get("timed_tokens") is None:
         return record
@@ -120,7 +123,7 @@ def _without_total(record: RunRecord) -> RunRecord:
 
 
 def _of_stragglers(whole: RunRecord) -> Iterator[Caveat]:
-    """Yield the caveats of all ranks, with `unstable` judged by the merged samples, which tables show."""
+    """Yield the caveats of all ranks, with `unstable` judged by the merged samples, which the tables show."""
     assert whole.measurement is not None
     if not any(caveat.code == "mixed-steps" for caveat in whole.warnings):
         yield from (

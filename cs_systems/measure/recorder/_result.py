@@ -1,7 +1,7 @@
 """Records of a loop: the same `RunRecord` as a sweep's, with the workload `loop NAME`.
 
-A loop reads no RunConfig. Its record holds one nevertheless, because records are joined by it; only the device, the
-steps, the ranks and the profiler are set, and reports leave the other fields out.
+A loop reads no RunConfig. Its record holds one nevertheless, because records are joined by it. Only device, steps,
+ranks and profiler are set; reports omit the other fields.
 """
 
 from __future__ import annotations
@@ -64,10 +64,9 @@ def success(
 ) -> RunRecord:
     """Return the record of a stage with at least one timed step.
 
-    inputs: of the timed steps.
-    recomputed_s: seconds of the timed steps in which backward repeated forward.
+    inputs: the inputs of the timed steps. recomputed_s: seconds of the timed steps in which backward repeated forward.
     ended: how the loop ended before all steps were timed. missing: the profilers that then saw no step. mallocs:
-    cudaMalloc calls during the timed steps. shown: what the observers have found in the steps.
+    cudaMalloc calls during the timed steps. shown: the findings of the observers.
     """
     device, after = subject.device, environment(subject.device)
     samples = aligned(samples)
@@ -164,7 +163,7 @@ def precision_of(device: Device, models: Sequence[nn.Module]) -> str | None:
 
 
 def _of_computing(measurement: Measurement) -> Measurement:
-    """Return the measurement without phases in which the device must wait, because that is not launch-bound."""
+    """Return the measurement without phases in which the device must wait, because these are not launch-bound."""
     samples = tuple(
         replace(
             s,

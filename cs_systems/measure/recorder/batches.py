@@ -1,8 +1,8 @@
-"""Data flow in a loop's source: lines that make what the model is then given.
+"""Data flow in a loop's source code: finds lines that compute inputs of the model.
 
 Names are followed backwards, from the arguments of the model's call through the assignments of its function, and of the
-functions around it. A line feeds the model if it assigns such a name, adds to such a container, yields it to such a
-loop, or stands inside the call. Nothing is run; a source that cannot be read feeds nothing.
+functions around it. A line feeds the model if it assigns such a name, adds to such a container, yields to a loop over
+it, or is inside the call. No code is run; unreadable source feeds nothing.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import NamedTuple
 
 from cs_systems.measure.recorder.stacks import Line
 
-FILLS = {"append", "appendleft", "extend", "insert"}  # methods that add to a container; and those that end with "_"
+# methods that add to a container, besides methods that end with "_"
+FILLS = {"append", "appendleft", "extend", "insert"}
 _Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _Inner = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 class Span(NamedTuple):
-    """Range of an instruction in its source: its first line and column, and its last ones."""
+    """Range of an instruction in its source: first line and column, last line and column."""
 
     begin: tuple[int, int]
     end: tuple[int, int]
@@ -34,7 +35,8 @@ class ModelCalls:
     """Calls of the models in some steps, by the own lines around them.
 
     Attributes:
-        chains: the own lines of each place that calls a model, outermost first, and whether autograd records it.
+        chains: for each place that calls a model, the program's own lines, outermost first, and whether autograd
+            records it.
     """
 
     def __init__(self) -> None:
@@ -50,7 +52,7 @@ class ModelCalls:
         self._known.clear()
 
     def are_fed_by(self, chain: tuple[Line, ...]) -> bool:
-        """Return whether the line makes an input of a training call, and calls no model itself."""
+        """Return whether the line makes an input of a training call, and does not call a model itself."""
         if chain not in self._known:
             self._known[chain] = self._is_fed_by(chain)
         return self._known[chain]
@@ -61,7 +63,8 @@ class ModelCalls:
             depth = _parting(chain, call)
             if has_gradients != trains or depth is None:
                 continue
-            if any(other[: depth + 1] == chain[: depth + 1] for other in self.chains):  # it calls a model, as a rollout
+            # the line itself calls a model, such as a rollout
+            if any(other[: depth + 1] == chain[: depth + 1] for other in self.chains):
                 continue
             if feeds(chain[depth], call[depth:]):
                 return True
@@ -69,7 +72,7 @@ class ModelCalls:
 
 
 def _parting(chain: Sequence[Line], call: Sequence[Line]) -> int | None:
-    """Return the depth of the frame in which two stacks are at different places; None if they share no frame."""
+    """Return the depth of the first frame in which two stacks differ; None if they share no frame."""
     for depth, (here, there) in enumerate(zip(chain, call, strict=False)):
         if here[0] is not there[0]:
             return None
@@ -89,7 +92,7 @@ def feeds(line: Line, call: Sequence[Line]) -> bool:
     needed = set[str]()
     inner: _Located | None = None
     for each in (each for each in reversed(outer) if each is not None):
-        if inner is not None and inner.scope is not each.scope:  # what is local to the inner function ends there
+        if inner is not None and inner.scope is not each.scope:  # names that are local to the inner function end there
             needed = {name for name in needed if "." in name or name in inner.names}
         needed, inner = _closure(each.scope, needed.union(*map(_names, each.arguments))), each
     first = outer[0]
@@ -139,14 +142,14 @@ def _tree(file: str) -> ast.Module | None:
 
 @functools.lru_cache(maxsize=32)
 def _imported(file: str) -> set[str]:
-    """Return the names that a file imports; a method of a module adds to nothing."""
+    """Return the names that a file imports; methods of modules do not add to a container."""
     tree = _tree(file)
     imports = (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)) if tree else ()
     return {(each.asname or each.name).partition(".")[0] for node in imports for each in node.names}
 
 
 def _around(node: ast.AST, span: Span) -> Iterator[ast.AST]:
-    """Yield the nodes around a range, from the outermost."""
+    """Yield the syntax nodes that contain a range, outermost first."""
     yield node
     for child in ast.iter_child_nodes(node):
         if hasattr(child, "lineno"):
@@ -185,7 +188,7 @@ def _statements(scope: ast.AST) -> Iterator[ast.AST]:
 
 
 def _closure(scope: ast.AST, names: set[str]) -> set[str]:
-    """Return the names from which these are made in a scope."""
+    """Return the names from which these names are computed in a scope."""
     flows = [(_targets(node), _names(_value(node))) for node in _statements(scope) if _value(node) is not None]
     needed = {*names}
     while more := {name for made, used in flows if made & needed for name in used} - needed:
@@ -208,7 +211,7 @@ def _value(node: ast.AST) -> ast.expr | None:
 
 
 def _targets(node: ast.AST) -> set[str]:
-    """Return the names that a statement makes, or adds to."""
+    """Return the names that a statement assigns, or whose containers it adds to."""
     match node:
         case ast.Assign(targets=targets):
             return set[str]().union(*map(_bases, targets))
@@ -222,7 +225,7 @@ def _targets(node: ast.AST) -> set[str]:
 
 
 def _bases(target: ast.expr) -> set[str]:
-    """Return the names of targets, without the names in an index: `rows` of `rows[i]`."""
+    """Return the names of targets, without names in an index: `rows` for `rows[i]`."""
     match target:
         case ast.Tuple(elts=targets) | ast.List(elts=targets):
             return set[str]().union(*map(_bases, targets))
@@ -232,12 +235,12 @@ def _bases(target: ast.expr) -> set[str]:
 
 
 def _made(here: _Located) -> set[str]:
-    """Return the names that the statement of an instruction makes by it."""
+    """Return the names that the statement of this instruction assigns from its result."""
     statement = here.statement
     if statement is None:
         return set()
     parts = [statement, *(_statements(statement) if isinstance(statement, ast.With | ast.AsyncWith) else ())]
-    if isinstance(statement, ast.For | ast.AsyncFor) and _span(statement) == here.span:  # it takes the next item
+    if isinstance(statement, ast.For | ast.AsyncFor) and _span(statement) == here.span:  # the loop takes the next item
         return _targets(statement)
     values = [(part, _value(part)) for part in parts]
     return {

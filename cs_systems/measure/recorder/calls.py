@@ -1,7 +1,7 @@
-"""Calls of a model that repeat another one of the same step: the same input, where one result would do.
+"""Calls of a model that repeat another call in the same step: the same input, so one result would be enough.
 
-A call is compared by some elements of its tensors and by its other arguments. Hooks on the results tell which of them
-backward uses: two calls with dropout, both used, do not count as a repetition.
+A call is compared by some elements of its tensors and by its other arguments. Hooks on the results show which of them
+backward uses: two calls with dropout, both used, are not a repetition.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from cs_systems.measure.recorder.gradients import some_values
 from cs_systems.measure.recorder.observers import FewSteps, ModelCall
 from cs_systems.measure.workloads._batches import tensors_in
 
-MOST_CALLS = 64  # of a step that are compared
-MOST_VALUES = 256  # of a tensor
-MOST_PARTS = 100  # of an argument
+MOST_CALLS = 64  # most compared calls per step
+MOST_VALUES = 256  # most compared elements of a tensor
+MOST_PARTS = 100  # most compared parts of an argument
 _ATOMS = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
 @dataclass
 class Call:
-    """Call of a model that autograd records, in a step of the loop, after some backward passes of it."""
+    """Call of a model that autograd records: its step, and the number of backward passes before it."""
 
     model: str
     key: Hashable
     step: int
     passes: int
     values: int | None = None  # hash of some elements of the result; None if they cannot be read
-    is_used: bool = False  # by a backward pass
+    is_used: bool = False  # whether a backward pass uses its result
 
     def gives_the_same(self, earlier: Call) -> bool:
-        """Return whether both have the same result, in one graph: micro-batches have a backward pass each."""
+        """Return whether both calls have the same result in one graph; micro-batches have separate backward passes."""
         is_of_graph = earlier.is_used and earlier.passes == self.passes
         return is_of_graph and earlier.key == self.key and earlier.values == self.values is not None
 
 
 class Calls(FewSteps):
-    """Observer of the calls of models with gradients, in steps that are looked at."""
+    """Observer of calls of models with gradients, in observed steps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Calls(FewSteps):
         if call.is_in_update:
             return
         (model, *positional), named = call.arguments
-        is_known = call.is_recorded and isinstance(model, nn.Module)  # a compiled call does not give its model
+        is_known = call.is_recorded and isinstance(model, nn.Module)  # a compiled call does not identify its model
         self._in_step += 1
         key = _key((positional, named)) if is_known and self._in_step <= MOST_CALLS else None
         self._open.append(
@@ -96,7 +96,7 @@ class Calls(FewSteps):
         super().look_after_step()
 
     def stop_looking(self) -> None:
-        """Remove the hooks from the results; calls that follow are in a step by themselves."""
+        """Remove the hooks from the results; later calls belong to a separate step."""
         super().stop_looking()
         for handle in self._handles:
             handle.remove()
@@ -111,7 +111,7 @@ class Calls(FewSteps):
     def _repeated(self) -> Iterator[RepeatedCallsRow]:
         """Yield a row for each class of models with repeated calls.
 
-        A result that backward does not use may repeat a call of the step before, as a metric after the update does.
+        A result that backward does not use may repeat a call of the previous step, such as a metric after the update.
         """
         steps, calls, used = defaultdict[str, set[int]](set), Counter[str](), Counter[str]()
         for step, (before, now) in enumerate(itertools.pairwise([[], *self._by_step()])):
@@ -132,13 +132,16 @@ class Calls(FewSteps):
 
 
 def _key(arguments: Any) -> Hashable | None:
-    """Return a key that only equal arguments share; None where nothing tells them from others."""
+    """Return a key that only equal arguments share; None if they cannot be distinguished from others."""
     parts = [*itertools.islice(_parts(arguments), MOST_PARTS)]
     return tuple(parts) if any(isinstance(part, _Part) and part.is_telling for part in parts) else None
 
 
 class _Part(NamedTuple):
-    """Tensor among the arguments. is_telling: its elements differ, so that others are hardly the same by chance."""
+    """Tensor among the arguments.
+
+    `is_telling` if its elements differ, so that an equal tensor is hardly a coincidence.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype

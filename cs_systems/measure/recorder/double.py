@@ -1,4 +1,4 @@
-"""Cost of double precision: the least work of products in float64, and this device's rates of products."""
+"""Cost of double precision: a lower bound of the work of float64 products, and this device's rates of products."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from cs_systems.machine.device import Device
 from cs_systems.measure.recorder.observers import Observer
 from cs_systems.measure.recorder.subject import Subject
 
-SIZE = 384  # of a product that is timed: a few milliseconds on a slow core
-ROUNDS = 3  # of which the fastest counts
-PER_ELEMENT = 6  # operations per element of a weight and row of the input: forward, and two products in backward
+SIZE = 384  # size of the timed product: a few milliseconds on a slow core
+ROUNDS = 3  # number of rounds; the fastest counts
+PER_ELEMENT = 6  # operations per weight element and input row: forward, and two products in backward
 
 
 class Double(Observer):
@@ -32,9 +32,9 @@ class Double(Observer):
 
 
 def double_row(models: Sequence[nn.Module], shapes: Collection[tuple[int, ...]], device: Device) -> DoubleRow | None:
-    """Return the weights in float64, and the least work of a training step with them; None without any.
+    """Return the float64 weights, and a lower bound of a training step's work with them; None if there are none.
 
-    shapes: of the first inputs of the models' calls in a step.
+    shapes: the shapes of the first inputs of the models' calls in a step.
     """
     modules = {id(module): module for model in models for module in model.modules()}
     looked_up = {id(m.weight) for m in modules.values() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))}
@@ -54,14 +54,14 @@ def double_row(models: Sequence[nn.Module], shapes: Collection[tuple[int, ...]],
 
 
 def _rows(shape: tuple[int, ...], *, is_ids: bool) -> int:
-    """Return the least number of rows that a weight is multiplied with: an image may count for one."""
+    """Return a lower bound of the rows that a weight is multiplied with: an image may count as one."""
     if len(shape) == 3 or (is_ids and len(shape) == 2):
         return math.prod(shape[:2])
     return shape[0] if shape else 0
 
 
 def _rate(dtype: torch.dtype, device: Device) -> float:
-    """Return the rate of a square product, in operations per second."""
+    """Return the rate of a square matrix product, in operations per second."""
     one = torch.ones(SIZE, SIZE, dtype=dtype, device=device.torch)
     least_s = math.inf
     with torch.autocast(device.torch.type, enabled=False):

@@ -17,7 +17,7 @@ COLLECTION_S = 0.001  # a shorter collection is counted without its place
 
 
 class Collections:
-    """Collections in the steps of a loop, and the lines at which the long ones come."""
+    """Garbage collections in the steps of a loop, and the lines at which the long ones happen."""
 
     def __init__(self) -> None:
         self._count, self._total_s, self._longest_s = 0, 0.0, 0.0
@@ -27,7 +27,7 @@ class Collections:
         self._by_step: Counter[int] = Counter()
 
     def step_begins(self, number: int | None) -> None:
-        """Begin a step; None: what follows does not belong to a step of the loop."""
+        """Begin a step; None means that what follows is outside of the loop's steps."""
         self._step = number
 
     def begin(self) -> None:
@@ -38,7 +38,7 @@ class Collections:
             gc.callbacks.remove(self._collects)
 
     def total(self) -> float:
-        """Return the time of all collections so far, with the part of one in progress."""
+        """Return the total time of collections so far, including the current one."""
         began_s = self._began_s
         return self._total_s + (0.0 if began_s is None else time.perf_counter() - began_s)
 
@@ -51,7 +51,7 @@ class Collections:
         was_seen, self._began_s = self._began_s is not None, None
         if self._step is None or not was_seen:
             return
-        self._total_s += lasted_s  # first, without a call in between, at which a look may come
+        self._total_s += lasted_s  # first, because a sample can be taken during any call
         self._by_step[self._step] += lasted_s  # type: ignore[assignment]
         self._count += 1
         self._longest_s = max(self._longest_s, lasted_s)
@@ -62,7 +62,7 @@ class Collections:
                 self._places[line] += lasted_s  # type: ignore[assignment]
 
     def _in_steps(self) -> int:
-        """Return the fewest steps with nine tenths of the time."""
+        """Return the smallest number of steps that hold nine tenths of the time."""
         sums = accumulate(sorted(self._by_step.values(), reverse=True))
         return 1 + sum(1 for sum_s in sums if sum_s < 0.9 * self._total_s)
 

@@ -1,7 +1,7 @@
-"""Way of the gradients in a few untimed steps: from a backward pass to an optimizer, to the next step, or to nobody.
+"""Path of gradients in a few untimed steps: from a backward pass to an optimizer, to the next step, or to nothing.
 
-A few elements of a few gradients are read around each backward pass and each optimizer step. Their values tell what no
-counter does: a gradient that is zero again was cleared, by whatever means.
+A few elements of a few gradients are read around each backward pass and each optimizer step. Their values show more
+than counters: a gradient that is zero again was cleared, no matter how.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-MOST_PARAMETERS = 8  # of an optimizer that are looked at
-MOST_VALUES = 32  # of a tensor
-PROPORTIONAL = 0.02  # relative error of clipped gradients in bf16
+MOST_PARAMETERS = 8  # most observed parameters of an optimizer
+MOST_VALUES = 32  # most elements read of a tensor
+PROPORTIONAL = 0.02  # largest relative error between proportional gradients: those of clipped gradients in bf16
 
 
 class Reading(NamedTuple):
-    """Elements of a gradient that is not zero, and the memory in which it is."""
+    """Elements of a nonzero gradient, and its memory address."""
 
     place: int
     values: tuple[float, ...]
 
 
-Readings = dict[int, Reading]  # by the position of the parameter; gradients that are missing or zero are left out
+Readings = dict[int, Reading]  # by parameter position; missing and zero gradients are left out
 
 
 def some_values(tensor: Tensor, most: int = MOST_VALUES) -> tuple[float, ...]:
-    """Return elements of a tensor at equal distances, on this rank; none of one that is sparse or has gaps."""
-    local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
+    """Return evenly spaced elements of a tensor on this rank; empty if it is sparse, or has gaps in memory."""
+    local = getattr(tensor, "_local_tensor", tensor)  # for a DTensor, its local tensor
     if local.layout is not torch.strided or not (count := local.numel()):
         return ()
     extent = 1 + sum((size - 1) * stride for size, stride in zip(local.shape, local.stride(), strict=True))
@@ -43,21 +43,21 @@ def some_values(tensor: Tensor, most: int = MOST_VALUES) -> tuple[float, ...]:
 
 
 def evenly(items: Sequence[Tensor], most: int) -> list[Tensor]:
-    """Return at most so many items at equal distances."""
+    """Return at most `most` evenly spaced items."""
     return [*items[:: max(1, -(-len(items) // most))]]
 
 
 class Updates:
-    """Steps of one optimizer in the steps that are looked at.
+    """Steps of one optimizer, counted in observed steps of the loop.
 
     Attributes:
         steps: optimizer steps.
-        again: of them, those after another one that was looked at.
-        stale: of these, those with gradients that also an earlier step has used.
-        cleared: of them, those before which gradients were cleared after their backward pass.
-        missing: of them, those in which no parameter had a gradient.
-        zero: of them, those in which all gradients were zero, and no backward pass had computed others.
-        is_own: the program computes its gradients from the ones of backward passes.
+        again: of these, steps after another observed step.
+        stale: of these, steps with gradients that an earlier step has used already.
+        cleared: steps before which gradients were cleared after their backward pass.
+        missing: steps in which no parameter had a gradient.
+        zero: steps in which all gradients were zero, and no backward pass had computed others.
+        is_own: the program computes its own gradients from those of backward passes.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -69,13 +69,13 @@ class Updates:
         self.forget()
 
     def forget(self) -> None:
-        """Forget the gradients so far, because steps follow that are not looked at."""
-        self.passes: list[int] = []  # whose gradients no step has used yet
+        """Forget the gradients so far, because the next steps are not observed."""
+        self.passes: list[int] = []  # passes with gradients that no step has used yet
         self.is_stepping = False
-        self._used: Readings | None = None  # gradients of the last step that are still there; None: unknown
-        self._accumulated: set[int] = set()  # of them, those to which a backward pass has added
+        self._used: Readings | None = None  # gradients of the last step that still exist; None if unknown
+        self._accumulated: set[int] = set()  # of these, gradients to which a backward pass has added
         self._before: Readings = {}
-        self._left: Readings = {}  # by the last backward pass
+        self._left: Readings = {}  # gradients after the last backward pass
         self._weights: list[tuple[float, ...]] = []
 
     def parameters(self) -> list[Tensor]:
@@ -85,7 +85,7 @@ class Updates:
         return [p for group in groups for p in group["params"]]
 
     def _sample(self) -> list[weakref.ref[Tensor]]:
-        """Return the parameters that are looked at: some of those that have a gradient, once there are any."""
+        """Return the observed parameters: some of those with a gradient, once there are any."""
         if not self._is_chosen:
             parameters = self.parameters()
             with_gradient = [p for p in parameters if p.grad is not None]
@@ -106,7 +106,7 @@ class Updates:
         return [some_values(p) for reference in self._looked_at if (p := reference()) is not None]
 
     def _keep_used(self, now: Readings, *, unchanged: bool) -> None:
-        """Keep those gradients of the last step that are still there."""
+        """Keep those gradients of the last step that still exist."""
         for position, used in [*(self._used or {}).items()]:
             kept = now.get(position)
             if kept is None or kept.place != used.place or (unchanged and kept != used):
@@ -115,7 +115,7 @@ class Updates:
     def backward_begins(self) -> list[int]:
         """Return the earlier passes whose gradients were cleared before a step used them."""
         now = self._readings()
-        # What the program itself does to gradients between a step and the next backward pass is meant.
+        # changes that the program makes to gradients between a step and the next backward pass are intended
         self._keep_used(now, unchanged=not (self._left or self._accumulated))
         self._before = now
         return self._cleared(now)
@@ -124,7 +124,7 @@ class Updates:
         if not self.passes or not self._left or not now.keys().isdisjoint(self._left) or self.is_stepping:
             return []
         passes, self.passes = self.passes, []
-        changed = self._weights != self._weights_now()  # updated by the program itself
+        changed = self._weights != self._weights_now()  # the program itself updated the weights
         return [] if changed else passes
 
     def backward_ends(self, number: int) -> bool:
@@ -165,7 +165,7 @@ class Updates:
 
     def step_ends(self) -> list[int]:
         """Return the passes whose gradients this step has used."""
-        self._count_stale()  # in a closure that the step has called
+        self._count_stale()  # in a closure called by the step
         passes, self.passes = self.passes, []
         self._used = self._readings()
         self._accumulated, self._left, self.is_stepping = set(), {}, False
@@ -177,8 +177,8 @@ class Gradients:
 
     Attributes:
         updates: the optimizers that stepped or got gradients.
-        used, unused: numbers of backward passes whose gradients an optimizer used, or that were cleared before.
-        held_by_none: passes by the identity of a parameter that no optimizer held, and got a gradient there.
+        used, unused: numbers of the backward passes with gradients that an optimizer used, or that were cleared first.
+        held_by_none: passes in which a parameter that no optimizer holds got a gradient, by the parameter's identity.
     """
 
     def __init__(self) -> None:
@@ -189,7 +189,7 @@ class Gradients:
         self._others: dict[int, tuple[Tensor, tuple[int, int] | None]] = {}
 
     def forget(self) -> None:
-        """Forget the gradients so far, because steps follow that are not looked at."""
+        """Forget the gradients so far, because the next steps are not observed."""
         self._open.clear()
         self._others.clear()
         for each in self.updates.values():
@@ -201,7 +201,10 @@ class Gradients:
         return self.updates[optimizer]
 
     def backward_begins(self, optimizers: Iterable[Optimizer], parameters: Iterable[Tensor]) -> None:
-        """Look before a backward pass. parameters: those of the models, which an optimizer may hold or not."""
+        """Read gradients before a backward pass.
+
+        parameters: the parameters of the models, whether an optimizer holds them or not.
+        """
         held: set[int] = set()
         for optimizer in optimizers:
             of = self._of(optimizer)
@@ -211,7 +214,10 @@ class Gradients:
         self._others = {id(p): (p, _state(p)) for p in others}
 
     def backward_ends(self, *, is_for_inputs: bool) -> None:
-        """Look after a backward pass. is_for_inputs: it computes gradients of a model's inputs, too."""
+        """Read gradients after a backward pass.
+
+        is_for_inputs: whether it also computes gradients of a model's inputs.
+        """
         number, self.passes = self.passes, self.passes + 1
         for_whom = {id(each) for each in self.updates.values() if each.backward_ends(number)}
         if for_whom and not is_for_inputs:
@@ -225,16 +231,16 @@ class Gradients:
         self._others = {}
 
     def step_begins(self, optimizer: Optimizer) -> None:
-        """Look before an optimizer's step."""
+        """Read gradients before an optimizer's step."""
         of = self._of(optimizer)
         self._clear(id(of), of.step_begins())
 
     def step_ends(self, optimizer: Optimizer) -> None:
-        """Look after an optimizer's step."""
+        """Read gradients after an optimizer's step."""
         self._use(self._of(optimizer).step_ends())
 
     def step_was_skipped(self, optimizer: Optimizer) -> None:
-        """Count the gradients as used, because a GradScaler decided about them."""
+        """Count the gradients as used, because a GradScaler skipped the step on purpose."""
         of = self._of(optimizer)
         passes, of.passes = of.passes, []
         self._use(passes)
@@ -253,16 +259,16 @@ class Gradients:
 
 
 def _state(parameter: Tensor) -> tuple[int, int] | None:
-    """Return what changes when a backward pass computes a gradient; None without one."""
+    """Return a value that changes when a backward pass computes a gradient; None without a gradient."""
     gradient = parameter.grad
     if gradient is None:
         return None
-    local = getattr(gradient, "_local_tensor", gradient)  # of a DTensor
+    local = getattr(gradient, "_local_tensor", gradient)  # for a DTensor, its local tensor
     return (local.data_ptr() if local.layout is torch.strided else id(gradient)), local._version
 
 
 def _proportional(now: Readings, before: Readings) -> bool:
-    """Return whether gradients are the same except for one factor each, as by clipping or unscaling."""
+    """Return whether gradients are equal up to one factor each, as after clipping or unscaling."""
     for position, reading in islice(now.items(), MOST_PARAMETERS):
         left = before.get(position)
         if left is None or left.place != reading.place:

@@ -1,4 +1,4 @@
-"""Number of operators of a forward pass, and a bound on their arithmetic, by the graph that autograd made of them."""
+"""Number of operators of a forward pass, and an upper bound of their arithmetic, from the graph of autograd."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ import torch
 from torch import Tensor, nn
 
 MOST_NODES = 100_000
-# Rates that one core of any machine exceeds, so that the bound is not below the real time.
+# rates that one core of any machine exceeds, so that the bound is not below the real time
 ELEMENTS_PER_S, FLOPS_PER_S = 2e8, 5e9
-_PRODUCTS = ("mm", "linear", "conv", "attention")  # in the names of nodes whose operator sums over an inner dimension
-_NO_OPERATORS = ("AccumulateGrad", "ViewBackward", "TBackward", "squeezeBackward")  # leaves, and views without work
+# parts of the names of nodes whose operator sums over an inner dimension
+_PRODUCTS = ("mm", "linear", "conv", "attention")
+_NO_OPERATORS = ("AccumulateGrad", "ViewBackward", "TBackward", "squeezeBackward")  # leaves, and views that do no work
 
 
 class GraphSize(NamedTuple):
-    """Operators of a forward pass, and the seconds that their arithmetic takes at most."""
+    """Operators of a forward pass, and an upper bound in s of their arithmetic."""
 
     operators: int
     arithmetic_s: float
 
 
 def graph_size(roots: Any, models: Iterable[nn.Module]) -> GraphSize | None:
-    """Return the size of the graph below the roots of a backward pass; nothing of it is run.
+    """Return the size of the graph below the roots of a backward pass, without running it.
 
-    None for a model with a recurrent module of torch, which is one operator of many nodes, and for larger graphs.
+    None for models with a recurrent module of torch, which is one operator with many nodes, and for too large graphs.
     """
     modules = [module for model in models for module in model.modules()]
     if any(isinstance(module, nn.RNNBase) for module in modules):
@@ -51,7 +52,10 @@ def graph_size(roots: Any, models: Iterable[nn.Module]) -> GraphSize | None:
 
 
 def _arithmetic_s(node: torch.autograd.graph.Node, inner: int) -> float:
-    """Return the most seconds of a node's operator. inner: the largest inner dimension of the models' products."""
+    """Return an upper bound in s for a node's operator.
+
+    inner: the largest inner dimension of the models' products.
+    """
     elements: int = sum(math.prod(each.shape) for each in node._input_metadata)
     is_product = any(word in node.name().lower() for word in _PRODUCTS)
     return elements / ELEMENTS_PER_S + (2 * elements * inner / FLOPS_PER_S if is_product else 0.0)

@@ -1,4 +1,4 @@
-"""Guard of everything that observes a loop: an error of ours ends the observation, and not the program."""
+"""Error guard for everything that observes a loop: an error in this package ends the observation, not the program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cs_systems.instrument.compiler import untraced
 
 
 class Guest:
-    """Observer in a process of somebody else.
+    """Observer in a foreign process.
 
     Attributes:
         failure: an error of the observation itself, after which nothing is observed.
@@ -27,7 +27,7 @@ _recording: Guest | None = None
 
 
 def begin(recording: Guest) -> None:
-    """Let errors of functions that belong to no other guest end this recording."""
+    """Make this recording the one that ends on errors in functions that belong to no other guest."""
     global _recording
     _recording = recording
 

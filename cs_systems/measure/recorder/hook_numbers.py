@@ -1,4 +1,4 @@
-"""Hooks of the models of a loop, which a loop may register again in every step."""
+"""Growth of hooks on a loop's models, such as hooks that the loop registers again in every step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 class Hook(NamedTuple):
-    """Hook of a module or of a parameter; a newer one has a higher number."""
+    """Hook of a module or parameter; newer hooks have higher numbers."""
 
     number: int
     module: str
@@ -27,7 +27,7 @@ class Hook(NamedTuple):
 
 
 class HookNumbers(FewSteps):
-    """Numbers of hooks on the modules and parameters of models, counted after some steps."""
+    """Numbers of hooks on the models' modules and parameters, counted after some steps."""
 
     runs_operators = False
 
@@ -62,7 +62,7 @@ class HookNumbers(FewSteps):
         self._counts.append((self._steps, sum(1 for _ in _hooks_of(self._subject.models))))
 
     def _row(self, models: Iterable[nn.Module]) -> HooksRow | None:
-        """Return the growth of the number of hooks; None if it does not grow before and after the middle."""
+        """Return the growth of the number of hooks; None unless it grows both before and after the middle."""
         if len(self._counts) < 3:
             return None
         (begin, first), *between, (end, last) = self._counts

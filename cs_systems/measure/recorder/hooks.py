@@ -141,7 +141,7 @@ def _on_model(model: nn.Module) -> Iterator[Callable[[], Undo]]:
 
 
 def _wrapped(function: Callable[..., Any], tells: Tells) -> Callable[..., Any]:
-    """Wrap the function in the phase that `tells` returns for its arguments, unless that is None."""
+    """Wrap the function in the phase that `tells` returns for its arguments; None means no phase."""
 
     @passed_through
     @functools.wraps(function)
@@ -165,7 +165,7 @@ def _begun(tells: Tells, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     tracker = _tracker
     if tracker is None or not tracker.observes():
         return None
-    with torch._C.DisableTorchFunction():  # a mode of the script sees only the script's own calls
+    with torch._C.DisableTorchFunction():  # so that a mode of the script sees only the script's own calls
         if (name := tells(args, kwargs)) is None:
             return None
         tracker.enter(name, (args, kwargs))
@@ -174,7 +174,7 @@ def _begun(tells: Tells, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
 
 @as_guest
 def _exit(tracker: Tracker, name: str, args: tuple[Any, ...], result: Any) -> None:
-    """End the phase of a call with these arguments; the fourth of autograd's engine asks for a graph of gradients."""
+    """End the phase of a call with these arguments; argument 4 of autograd's engine requests a graph of gradients."""
     is_differentiable = name == BACKWARD and len(args) > 3 and bool(args[3])
     tracker.exit(name, is_differentiable=is_differentiable, result=result)
 
@@ -344,15 +344,15 @@ def _reads(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
 
 
 def _iterates(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Count an iterator of a loader that is made in this step."""
+    """Count an iterator that a loader makes in this step."""
     if _tracker is not None:
         _tracker.iterators += 1
     return INPUT
 
 
 _GradScaler = torch.amp.grad_scaler.GradScaler
-# All attributes replaced while a loop is recorded: (owner, attribute, phase by its arguments). Functions that callers
-# may have imported by name are replaced one level lower, where torch itself looks them up at each call.
+# all attributes that are replaced while a loop is recorded: (owner, attribute, phase by its arguments). Functions that
+# callers may have imported by name are replaced one level lower, where torch itself looks them up at each call.
 _PATCHES: tuple[tuple[Any, str, Tells], ...] = (
     (dataloader.DataLoader, "__iter__", _iterates),
     (dataloader._BaseDataLoaderIter, "__next__", _always(INPUT)),

@@ -48,7 +48,7 @@ def are_different(batches: Sequence[Batch]) -> bool:
 
 
 def size_of(batch: Batch) -> tuple[int, int]:
-    """Return the first dimensions of the first tensors, and the elements of all tensors, added up over the calls."""
+    """Return the sum of the first dimensions of the first tensors, and the elements of all tensors, over all calls."""
     rows = sum(shapes[0][0] * count for shapes, count in batch.items())
     return rows, sum(sum(map(math.prod, shapes)) * count for shapes, count in batch.items())
 

@@ -1,6 +1,6 @@
 """Containers of a program that grow from step to step, found by name in its frames; they are only measured.
 
-A list of losses keeps the graph of each step alive, and a running sum of losses does so, too.
+A list of losses, or a running sum of losses, keeps the graph of each step alive.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from cs_systems.instrument.compiler import untraced
 from cs_systems.measure.recorder.stacks import is_own
 
 CONTAINERS = (list, dict, set, deque)
-MOST_NAMES = 1000  # of one namespace
-MOST_KEYS = 50  # of a dict with lists
-GROWS = 0.5  # elements by step, at least
-LARGE_BYTES, LARGER = 1 << 16, 16  # of a storage, and its ratio to the tensor in it, from which it is named
+MOST_NAMES = 1000  # most names in one namespace
+MOST_KEYS = 50  # most keys of a dict with lists
+GROWS = 0.5  # least growth, in elements per step
+# least size of a storage, and its ratio to the tensor in it, from which the storage is named
+LARGE_BYTES, LARGER = 1 << 16, 16
 _ADDS = r"\s*(?:\.(?:append|extend|add|appendleft|update)\(|\+=|\[[^\]]*\]\s*=[^=])"
 
 
 class Kept(NamedTuple):
-    """Container that grows, or a tensor with a growing graph: its name, what it holds, and the line that adds to it."""
+    """Growing container, or tensor with a growing graph: its name, its contents, and the line that adds to it."""
 
     name: str
     what: str
@@ -50,7 +51,7 @@ def sizes(frame: FrameType | None) -> dict[str, int]:
 
 @untraced
 def grown(frame: FrameType | None, before: Mapping[str, int], steps: int) -> Kept | None:
-    """Return the container that has grown in `steps` steps since `before`; one that keeps graphs comes first."""
+    """Return the container that has grown in `steps` steps since `before`; one that keeps graphs takes precedence."""
     found: list[tuple[bool, bool, int, Kept]] = []
     for name, each in _named(frame):
         size = _size(each.value)
@@ -63,7 +64,7 @@ def grown(frame: FrameType | None, before: Mapping[str, int], steps: int) -> Kep
 
 
 def _named(frame: FrameType | None) -> Iterator[tuple[str, Named]]:
-    """Yield the values in the namespaces of the program's frames, and in its objects; the innermost frame first."""
+    """Yield the values in the namespaces of the program's frames and objects, the innermost frame first."""
     seen: set[int] = set()
     while frame is not None:
         file = frame.f_code.co_filename
@@ -75,7 +76,7 @@ def _named(frame: FrameType | None) -> Iterator[tuple[str, Named]]:
                 seen.add(id(value))
                 yield from _inside(name, value, file)
             if frame.f_code.co_flags & inspect.CO_OPTIMIZED and isinstance(names, dict):
-                names.clear()  # Python keeps this copy with the frame, and it would keep the tensors alive
+                names.clear()  # Python stores this copy in the frame, so it would keep the tensors alive
             del names
         frame = frame.f_back
 
@@ -106,7 +107,7 @@ def _size(value: Any) -> int | None:
 
 
 def _additions(node: Any) -> int:
-    """Return how many additions follow each other at the end of a graph."""
+    """Return the number of consecutive additions at the end of a graph."""
     count = 0
     while node is not None and node.name().startswith("AddBackward") and count < 100_000:
         count += 1
@@ -116,7 +117,7 @@ def _additions(node: Any) -> int:
 
 
 def _elements(value: Any) -> str:
-    """Return what a container holds, by its last element."""
+    """Return the contents of a container as text, judged by its last element."""
     if isinstance(value, torch.Tensor):
         return "a running sum with the graph of each step"
     last = next(iter(reversed(value if isinstance(value, list | deque) else [*value])), None)
@@ -132,7 +133,7 @@ def _elements(value: Any) -> str:
 
 
 def _tensors(tensors: Sequence[torch.Tensor]) -> str:
-    """Return tensors in words; a small one may keep a large storage, as the loss that torch computes on a CPU does."""
+    """Return a description of tensors; a small tensor may keep a large storage, such as a loss computed on a CPU."""
     stored = max((each for each in tensors if each.layout is torch.strided), key=_stored_bytes, default=None)
     if stored is None or _stored_bytes(stored) < max(LARGE_BYTES, LARGER * stored.nbytes):
         return "tensors"

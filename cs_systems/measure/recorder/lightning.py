@@ -42,7 +42,7 @@ class RecorderCallback:
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if self.recorder is not None:
-            if self.recorder._in_step:  # if the module returns -1, the Trainer reports no end of the batch
+            if self.recorder._in_step:  # after -1 from the module, the Trainer does not report the end of the batch
                 self.recorder._step_ends(failed=True)
             self.recorder.step().__enter__()
 

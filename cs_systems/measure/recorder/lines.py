@@ -1,4 +1,4 @@
-"""Findings in samples of the stack: the program's own functions in usual steps, and what slow steps do besides."""
+"""Findings from samples of the stack: the program's own functions in usual steps, and the extra work of slow steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def own_python(
 ) -> list[found.OwnPythonRow]:
     """Return a row per own function and phase of these samples, in seconds of a timed step.
 
-    feeds_model: returns whether own lines make what the model is then given.
+    feeds_model: returns whether the lines compute an input of the model.
     """
     by_phase: Counter[str] = Counter()
     times: dict[tuple[str, CodeType, bool], Counter[Line]] = {}
@@ -84,12 +84,12 @@ def own_python(
 
 
 def _timed(phase: str) -> str:
-    """Return the phase under which the time of this one was measured."""
+    """Return the phase under which the time of this phase was measured."""
     return FORWARD if phase == WITHOUT_GRADIENTS else phase
 
 
 def most_of(lines: Counter[Line]) -> Line:
-    """Return an instruction of the line with the most time, and there the one with the most."""
+    """Return the most frequent instruction in the line with the most time."""
     of_line: Counter[str] = Counter()
     for line, time_s in lines.items():
         of_line[place_of(line)] += time_s
@@ -98,7 +98,7 @@ def most_of(lines: Counter[Line]) -> Line:
 
 
 class Usual(NamedTuple):
-    """Times of a usual step: of all of it, of its phases, and of its own lines where its stack was sampled."""
+    """Times of a usual step: of the whole step, of its phases, and of its own lines if its stack was sampled."""
 
     median_s: float
     phases_s: Mapping[str, float]
@@ -110,7 +110,7 @@ def _chain(sample: Sample) -> tuple[Line, ...]:
 
 
 def lines_of(samples: Sequence[Sample], steps: int) -> dict[str, float]:
-    """Return the time of each own line in one of these steps."""
+    """Return the time of each own line per step."""
     found: Counter[str] = Counter()
     for sample in samples:
         if chain := _chain(sample):
@@ -119,7 +119,7 @@ def lines_of(samples: Sequence[Sample], steps: int) -> dict[str, float]:
 
 
 def without_usual(samples: Sequence[Sample], steps: int, usual: Usual) -> list[Sample]:
-    """Return the samples with the weight that they have beyond what `steps` usual steps spend in the same place."""
+    """Return the samples, with the weight beyond what `steps` usual steps spend in the same place."""
     by_line = bool(usual.lines_s)
 
     def place(sample: Sample) -> str | None:
@@ -139,7 +139,7 @@ def without_usual(samples: Sequence[Sample], steps: int, usual: Usual) -> list[S
     return [s._replace(time_s=s.time_s * left[name]) for name, s in zip(places, samples, strict=True)]
 
 
-COVERED = 0.6  # share of a step that must have been sampled
+COVERED = 0.6  # least share of a step that must have been sampled
 MOSTLY = 0.3  # share of a slow step's samples in forward passes without gradients that makes it an evaluation
 
 
@@ -150,12 +150,13 @@ def slow_steps(
     samples: Sequence[Sample],
     is_whole: Callable[[int], bool],
 ) -> found.SlowStepsRow:
-    """Return the row of a slow kind of steps, with the own function that most of its additional time is in.
+    """Return the row of a slow kind of steps, with the own function that takes most of the extra time.
 
-    Steps that were sampled from their begin count; without any, those that were sampled for most of their time.
+    Steps that were sampled from their start count; without any, steps that were sampled for most of their time.
     """
     mine = {*kind.positions}
-    in_phase = [s for s in samples if s.step in mine and s.phase is not None]  # while phases were observed
+    # samples taken while phases were observed
+    in_phase = [s for s in samples if s.step in mine and s.phase is not None]
     known_s = sum(s.time_s for s in in_phase)
     forward_s = sum(s.time_s for s in in_phase if s.phase.phase() == WITHOUT_GRADIENTS)
     chosen = [s for s in samples if s.step in mine and _chain(s)]
@@ -182,11 +183,11 @@ def slow_steps(
     }
 
 
-DEEPER = 0.5  # share of a line's samples in one function that is called there, from which that is named in its place
+DEEPER = 0.5  # share of a line's samples in one function that it calls; above it, that function is named instead
 
 
 def common_line(samples: Sequence[Sample]) -> tuple[Line | None, float | None]:
-    """Return the line with the most time in the deepest own function that most of it is in, and its share of all."""
+    """Return the line with the most time in the deepest own function with most of it, and its share of all time."""
     total_s = sum(s.time_s for s in samples)
     inside, depth = [(_chain(s), s.time_s) for s in samples], 0
     found: tuple[Line | None, float | None] = None, None

@@ -26,12 +26,12 @@ class Memory:
         self.of_device: list[tuple[int, float]] = []
 
     def after(self, step: int) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
-        """Return the readings of the host and of the device after this step."""
+        """Return the readings of host memory and of device memory after this step."""
         host, device = ([(n, size) for n, size in of if n > step] for of in (self.host, self.of_device))
         return host, device
 
     def read(self, now_s: float, step: int) -> None:
-        """Read both, unless that was done a short time ago."""
+        """Read both memories, unless the last reading is very recent."""
         if now_s - self._last_s < MEMORY_EVERY_S:
             return
         self._last_s = now_s

@@ -1,7 +1,7 @@
-"""Observers of a recorded loop: the calls that each of them gets, and the list that makes them.
+"""Observers of a recorded loop: the calls that each of them receives, and the list that makes them.
 
-An observer is a file that overrides the calls it needs. Those of timed steps cost some nanoseconds. Looks read what the
-program holds, and come only in steps that are not timed.
+An observer is a file that overrides the calls it needs. Calls in timed steps take some nanoseconds. Calls that begin
+with `look` read the program's objects, and are made only in untimed steps.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cs_systems.measure.recorder.guard import Guest, as_guest
 from cs_systems.measure.recorder.inputs import StepInputs
 from cs_systems.measure.recorder.phases import Timeline
 
-MOST_LOOKS = 10  # steps that are looked at in a row
+MOST_LOOKS = 10  # most consecutive steps with looks
 
 
 class Period(Enum):
@@ -31,11 +31,11 @@ class Period(Enum):
 
     FIRST = auto()  # the first warm-up step
     WARMUP = auto()
-    LAST = auto()  # the last warm-up step, which nobody looks at, so that the timing begins undisturbed
+    LAST = auto()  # the last warm-up step, without any look, so that the timing begins undisturbed
     TIMED = auto()
     PROFILED = auto()
     HISTORY = auto()  # the memory history is on
-    SAMPLED = auto()  # the stack is sampled, after all others
+    SAMPLED = auto()  # the stack is sampled, after all other steps
 
 
 UNTIMED = (Period.FIRST, Period.WARMUP, Period.LAST)
@@ -44,8 +44,8 @@ UNTIMED = (Period.FIRST, Period.WARMUP, Period.LAST)
 class ModelCall(NamedTuple):
     """Outermost call of a model.
 
-    arguments: the positional ones, the model first, and the named ones. is_recorded: autograd records it. is_in_update:
-    an optimizer made it. number: of this call in its step, from 1.
+    arguments: positional (the model first) and named ones. is_recorded: autograd records it. is_in_update: an optimizer
+    made it. number: number of this call in its step, from 1.
     """
 
     arguments: Any
@@ -55,14 +55,14 @@ class ModelCall(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Result of an observer about the steps of one stage."""
+    """Results of an observer for the steps of one stage."""
 
     tables: Tables
     caveats: Sequence[Caveat] = ()
 
 
 class Timing(NamedTuple):
-    """Phases of the timed steps: the median of each, all its times, and the elements of the models' inputs."""
+    """Phases of the timed steps: the median of each and all its times, and the elements of the models' inputs."""
 
     phases_s: dict[str, float]
     all_s: Mapping[str, Sequence[float]]
@@ -74,7 +74,8 @@ class Observer(Guest):
 
     Attributes:
         is_looking: the calls whose names begin with `look` are wanted now.
-        runs_operators: looks and conclusions run operators of torch, so not while the program runs a profiler.
+        runs_operators: looks and conclusions run torch operators, so they are skipped while the program runs a
+            profiler.
         kept: tables found so far.
     """
 
@@ -93,75 +94,75 @@ class Observer(Guest):
         super().fail(error)
         self.is_looking = False
 
-    # In every step; none of them may read a tensor.
+    # called in every step; they must not read a tensor
 
     def backward_begins(self, roots: Any) -> None:
-        """Note an outermost backward pass."""
+        """Note the start of an outermost backward pass."""
 
     def step_recorded(self, number: int, timeline: Timeline) -> None:
-        """Note a step at its end."""
+        """Note the end of a step."""
 
     def step_failed(self) -> None:
-        """Forget the step that ends here with an exception."""
+        """Forget a step that ends with an exception."""
 
-    # In steps that are looked at, hidden from the program's modes.
+    # called in observed steps, hidden from the program's modes
 
     def look_at_call(self, call: ModelCall) -> None:
-        """Look at a call of a model."""
+        """Observe a call of a model."""
 
     def look_at_result(self, result: Any, is_in_update: bool) -> None:
-        """Look at the result of such a call."""
+        """Observe the result of such a call."""
 
     def look_before_backward(self, roots: Any) -> None:
-        """Look at what there is before a backward pass."""
+        """Observe the state before a backward pass."""
 
     def look_after_backward(self) -> None:
-        """Look at what a backward pass has left."""
+        """Observe the state after a backward pass."""
 
     def look_before_update(self, optimizer: Optimizer) -> None:
-        """Look at what there is before an optimizer's step."""
+        """Observe the state before an optimizer's step."""
 
     def look_after_update(self, optimizer: Optimizer) -> None:
-        """Look at what an optimizer's step has left."""
+        """Observe the state after an optimizer's step."""
 
     def look_at_skip(self, optimizer: Optimizer) -> None:
-        """Note an optimizer's step that a GradScaler has skipped."""
+        """Note a step of an optimizer that a GradScaler skipped."""
 
     def look_after_step(self) -> None:
-        """Look at what there is between two steps."""
+        """Observe the state between two steps."""
 
     def stop_looking(self) -> None:
         """End the looks of this period."""
         self.is_looking = False
 
-    # Between steps.
+    # called between steps
 
     def begins(self, period: Period) -> None:
         """Begin to observe the steps of a period."""
 
     def restart(self) -> None:
-        """Forget the steps so far: they were not part of the training."""
+        """Forget the steps so far, because they were not part of the training."""
 
     def timing_ended(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        """Conclude the timed steps, hidden from the program's modes.
+        """Evaluate the timed steps, hidden from the program's modes.
 
-        shapes: of the first inputs of the models' calls in a step.
+        shapes: the shapes of the first inputs of the models' calls in a step.
         """
 
     def end(self) -> None:
-        """Conclude the recording, hidden from the program's modes, while its models and optimizers are still known."""
+        """Evaluate the recording, hidden from the program's modes, while its models and optimizers are still known."""
 
     def results(self, inputs: Sequence[StepInputs], is_timed: bool) -> Found | None:
-        """Return what the steps of the stage that ends have shown. inputs: of its steps."""
+        """Return the results for the stage that ends; `inputs` are those of its steps."""
         return None
 
     def tables(self, timing: Timing, others: Tables) -> Tables:
-        """Return what the whole loop has shown. others: the tables of the observers before this one."""
+        """Return the tables about the whole loop; `others` are the tables of earlier observers."""
         return self.kept
 
 
 class FewSteps(Observer):
-    """Observer that looks at a few warm-up steps in a row, and at a few steps after the timed ones."""
+    """Observer of a few consecutive warm-up steps, and of a few steps after the timed ones."""
 
     _looks = 0
 
@@ -176,7 +177,7 @@ class FewSteps(Observer):
 
 
 def is_profiled() -> bool:
-    """Return whether a profiler of the program is active, in which operators of ours would stand."""
+    """Return whether a profiler of the program is active; it would record this package's operators."""
     return bool(torch._C._autograd._profiler_enabled())
 
 
@@ -184,9 +185,10 @@ Hidden = Callable[[], AbstractContextManager[None]]
 
 
 def hiding(unobserved: Hidden, own_time: Hidden) -> Hidden:
-    """Return a context for our own work in the loop: the program's modes do not see it, and it is not the loop's time.
+    """Return a context for this package's own work in the loop: hidden from the program's modes, and not timed.
 
-    unobserved: a context in which nothing counts as the program's. own_time: one whose time is not the loop's.
+    unobserved: a context in which no work counts as the program's. own_time: a context that excludes its time from the
+    loop.
     """
 
     @contextmanager
@@ -198,7 +200,7 @@ def hiding(unobserved: Hidden, own_time: Hidden) -> Hidden:
 
 
 class Observers:
-    """List of the observers of a loop; an error of one ends this one alone."""
+    """List of the observers of a loop; an error in one ends only that one."""
 
     def __init__(self, every: Sequence[Observer] = (), hidden: Hidden | None = None) -> None:
         self._every, self._hidden = every, hidden
@@ -211,9 +213,9 @@ class Observers:
             for name, member in vars(Observer).items()
             if callable(member) and not name.startswith("_")
         }
-        self._interrupted: list[Observer] = []  # until the next step, by a profiler of the program
+        self._interrupted: list[Observer] = []  # interrupted until the next step by a profiler of the program
         self.period: Period | None = None
-        self.is_looking = False  # any of them
+        self.is_looking = False  # whether any of them is looking
 
     def _tell(self, name: str, *args: Any) -> None:
         for each, call in self._calls[name]:
@@ -301,7 +303,7 @@ class Observers:
         self._conclude("end")
 
     def results(self, inputs: Sequence[StepInputs], is_timed: bool) -> Found:
-        """Return what all observers have found in the steps of a stage."""
+        """Return the results of all observers for the steps of a stage."""
         tables: Tables = {}
         caveats: list[Caveat] = []
         if self._hidden is not None:
@@ -314,7 +316,7 @@ class Observers:
         return Found(tables, caveats)
 
     def tables(self, timing: Timing) -> Tables:
-        """Return what all observers have found in the whole loop."""
+        """Return the tables of all observers about the whole loop."""
         found: Tables = {}
         for each in self._every:
             found = {**found, **each.tables(timing, found)}

@@ -25,9 +25,9 @@ from cs_systems.measure.recorder.inputs import StepInputs
 from cs_systems.measure.recorder.observers import UNTIMED, Found, Observer, Period
 
 MOST_LOSSES = 1000
-FEWEST_LOSSES = 8  # of which the first and the last quarter are compared
+FEWEST_LOSSES = 8  # with at least this many losses, the first and the last quarter are compared
 _IN_C: dict[torch.dtype, Any] = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
-_SMALL_BYTES = 512  # a scalar in a larger storage shares it with other tensors, and would keep them alive
+_SMALL_BYTES = 512  # a scalar in a larger storage shares it with other tensors, and would keep these alive
 
 
 class _Scalar(NamedTuple):
@@ -43,7 +43,7 @@ class _Scalar(NamedTuple):
 
 
 class _Number(NamedTuple):
-    """Value in the host's memory, which costs no wait to read, and no operator."""
+    """Value in host memory, which can be read without waiting and without an operator."""
 
     value: float
 
@@ -76,7 +76,7 @@ class Outcome(Observer):
         self._start()
 
     def _start(self) -> None:
-        self._skipped: list[bool | Tensor] = []  # one for each step of a GradScaler
+        self._skipped: list[bool | Tensor] = []  # one per step of a GradScaler
         self._scaler: GradScaler | None = None
 
     def backward_begins(self, roots: Any) -> None:
@@ -119,7 +119,8 @@ class Outcome(Observer):
 
     @untraced
     def _stepped(self, optimizer: Any, *_: Any) -> None:
-        self._is_skipped = getattr(optimizer, "found_inf", False)  # a fused optimizer itself skips on the device
+        # a fused optimizer skips the step itself, on the device
+        self._is_skipped = getattr(optimizer, "found_inf", False)
 
     def results(self, inputs: Sequence[StepInputs], is_timed: bool) -> Found:
         row = self.row()
@@ -130,7 +131,7 @@ class Outcome(Observer):
         skipped = [_read(functools.partial(bool, flag)) for flag in self._skipped]
         scaler = self._scaler
         losses = [loss for each in self._losses if (loss := _read(each.read)) is not None]
-        if scaler is not None:  # a scaled loss may be infinite, and is not the loss
+        if scaler is not None:  # a scaled loss may be infinite although the loss is finite
             losses = [loss for loss in losses if math.isnan(loss)]
         wrong = next((loss for loss in losses if not math.isfinite(loss)), None)
         series = self._read_series() if scaler is None else []
@@ -148,7 +149,7 @@ class Outcome(Observer):
         }
 
     def _read_series(self) -> list[float]:
-        """Return the losses of all backward passes since the last reading; [] if one is unknown or no number."""
+        """Return the losses of all backward passes since the last reading; [] if one is unknown or not finite."""
         scalars, self._series = self._series, []
         series = [_read(each.read) for each in scalars]
         is_known = all(loss is not None and math.isfinite(loss) for loss in series)
@@ -164,7 +165,10 @@ def caveats_of(row: OutcomeRow) -> Iterator[Caveat]:
 
 
 def _kept(root: Any) -> _Scalar | _Number | None:
-    """Return the value of a root of a backward pass, to be read later; None if it is no scalar, or cannot be kept."""
+    """Return the value of a root of a backward pass, to be read later.
+
+    None if it is not a scalar, or cannot be kept.
+    """
     if (
         type(root) is not Tensor
         or root.numel() != 1
@@ -175,7 +179,7 @@ def _kept(root: Any) -> _Scalar | _Number | None:
     storage = root.untyped_storage()
     if storage.nbytes() <= _SMALL_BYTES:
         return _Scalar(storage, int(root.storage_offset()), root.dtype)
-    kind = _IN_C.get(root.dtype)  # mse_loss returns a part of the memory in which it has computed
+    kind = _IN_C.get(root.dtype)  # mse_loss returns a part of the memory that it used
     if kind is None or root.device.type != "cpu" or not root.data_ptr():
         return None
     return _Number(kind.from_address(root.data_ptr()).value)

@@ -19,9 +19,10 @@ from torch.profiler import ProfilerAction
 from cs_systems.instrument.compiler import passed_through, replaced
 
 PROFILER, HISTORY = "torch.profiler", "CUDA memory history"
-TOOLS: dict[str, Callable[[], bool]] = {  # tool, as a Profiler names it → whether it is active in this process
+# tool, as named by a Profiler → function that returns whether it is active in this process
+TOOLS: dict[str, Callable[[], bool]] = {
     PROFILER: lambda: bool(torch._C._autograd._profiler_enabled()),
-    # PyTorch crashes on this query before its allocator exists.
+    # PyTorch crashes on this query before its allocator exists
     HISTORY: lambda: torch.cuda.is_initialized() and torch._C._cuda_isHistoryEnabled(),
 }
 
@@ -30,16 +31,17 @@ class OwnTools:
     """Observer of the tools that the program begins and ends.
 
     Attributes:
-        gives_way: called before the program begins a tool that our profiler is using.
+        gives_way: called before the program begins a tool that a profiler of the recorder is using.
         captures_held: suppressed calls by the program that would have begun or ended nsys's capture.
     """
 
     def __init__(self) -> None:
         self.gives_way: Callable[[], object] | None = None
         self.captures_held = 0
-        self._used_by_us: str | None = None  # the tool that our active profiler uses
+        self._used_by_us: str | None = None  # the tool that the recorder's active profiler uses
         self._we_call = False
-        self._is_profiler_prepared = False  # prepared by the program, which will enable it without another preparation
+        # the program has prepared a profiler, which it will enable without another preparation
+        self._is_profiler_prepared = False
         self._installed = ExitStack()
 
     def watch(self) -> None:
@@ -65,7 +67,7 @@ class OwnTools:
         self._installed.close()
 
     def in_use(self, tool: str | None) -> bool:
-        """Return whether the program uses this tool now, so that a profiler of ours that needs it would disturb."""
+        """Return whether the program uses this tool now, so that the recorder's profiler would disturb it."""
         if tool is None or tool == self._used_by_us:
             return False
         return (tool == PROFILER and self._is_profiler_prepared) or TOOLS[tool]()
@@ -78,7 +80,7 @@ class OwnTools:
 
     @contextmanager
     def ours(self, tool: str | None) -> Iterator[None]:
-        """Treat the calls inside as ours; afterwards a profiler of ours uses this tool, or none."""
+        """Treat calls inside as the recorder's; afterwards its profiler uses this tool, or none."""
         self._we_call = True
         try:
             yield
@@ -90,7 +92,7 @@ class OwnTools:
         self._is_profiler_prepared = prepared
 
     def _precede(self, owner: Any, name: str, note: Callable[[], object], tool: str | None) -> None:
-        """Call `note` before each call of a function by the program, after stopping a profiler of ours on this tool."""
+        """Call `note` before the program calls a function, after stopping the recorder's profiler on this tool."""
         function = getattr(owner, name)
 
         @passed_through

@@ -18,12 +18,12 @@ from cs_systems.measure.workloads._batches import tensors_in
 MOST_ELEMENTS = 1 << 22
 MOST_LOOKS = 8
 FEWEST_ROWS = 2
-LEAST_LENGTH = 4  # of a row
-WHOLE = 0.999  # share of filler from which a batch is made-up data
+LEAST_LENGTH = 4  # least length of a row
+WHOLE = 0.999  # share of filler above which a batch is artificial data
 
 
 class Padding(Observer):
-    """Shares of padding in the batches that were looked at."""
+    """Shares of padding in the observed batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Padding(Observer):
         self.is_looking = period in UNTIMED
 
     def look_at_call(self, call: ModelCall) -> None:
-        """Read the first input of tokens, or of sequences of vectors, in the arguments of a step's first call."""
+        """Read the first argument of a step's first call that holds tokens, or sequences of vectors."""
         if call.number > 1 or len(self._shares) >= MOST_LOOKS:
             return
         with torch._C.DisableTorchFunction():
@@ -55,10 +55,11 @@ class Padding(Observer):
 
         Args:
             shapes: the first input's shape in each timed step, if it is a row of tokens per sequence; else empty.
-            tokens: the tokens that the loop gave for each of them.
+            tokens: the number of tokens that the loop gave for each timed step.
         """
         given = [(*shape, count) for shape, count in zip(shapes, tokens, strict=True) if shape and count]
-        if given and all(rows < count <= rows * length for rows, length, count in given):  # tokens, and not samples
+        # a number of tokens, not of samples
+        if given and all(rows < count <= rows * length for rows, length, count in given):
             positions, count = sum(rows * length for rows, length, _ in given), sum(count for *_, count in given)
             if count < positions:
                 return [_row(1 - count / positions, len(given), "tokens", given[-1][:2], None)]
@@ -72,7 +73,7 @@ def _row(share: float, steps: int, basis: str, shape: Sequence[int], filler: int
 
 
 def filled_share(tensor: Tensor) -> tuple[float, int | None] | None:
-    """Return the share of a batch of rows that is filler at their ends, and the filler; None for other tensors.
+    """Return the share of positions at the ends of rows that is filler, and the filler; None for other tensors.
 
     Tokens are whole numbers of shape (rows, length). Vectors of shape (rows, length, width) are padded with zeros.
     """
@@ -100,9 +101,9 @@ def filled_share(tensor: Tensor) -> tuple[float, int | None] | None:
 
 
 def _longest_ends(is_filler: Tensor) -> float:
-    """Return the share of positions in runs of at least two fillers at the same end of their rows, the larger of both.
+    """Return the share of positions in runs of at least two fillers at one end of the rows, the larger of both ends.
 
-    Rows that all end with equally many fillers are not padded: they have a border.
+    If all rows end with the same number of fillers, it is a border, not padding.
     """
     shares = []
     for side in (is_filler.flip(1), is_filler):

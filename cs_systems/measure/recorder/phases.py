@@ -35,16 +35,17 @@ def in_order(names: list[str]) -> list[str]:
 
 
 def call_of(arguments: Any) -> Call:
-    """Return whether autograd records the call of a model now, and the shapes of its tensors except scalars."""
+    """Return whether autograd records this call of a model, and the shapes of its tensors except scalars."""
     tensors = [tensor for tensor in tensors_in(arguments) if tensor.dim()]
-    shapes = tuple((t.size(0), t.numel()) if t.is_nested else tuple(t.shape) for t in tensors)  # nested: no shape
+    # nested tensors have no shape
+    shapes = tuple((t.size(0), t.numel()) if t.is_nested else tuple(t.shape) for t in tensors)
     return torch.is_grad_enabled(), shapes
 
 
 class Clocks:
     """Clocks of the host and the device during a stage, used to find how far the device runs behind the host.
 
-    They are compared at the begin and the end of the stage, when the device is idle, because they run at slightly
+    They are compared at the start and the end of the stage, when the device is idle, because they run at slightly
     different rates.
     """
 
@@ -138,7 +139,7 @@ class Timeline:
         self._marks.append(self._clocks.device.mark() if self._is_cuda else now)
 
     def sample(self, *, warmup: bool) -> Sample:
-        """Return the times of a step; call it after the end of the stage."""
+        """Return the times of a step; call it only after the end of the stage."""
         host, marks, device = self._host, self._marks, self._clocks.device
         names = self.resolved()
         phases, submit = dict.fromkeys(in_order(names), 0.0), dict.fromkeys(in_order(names), 0.0)
@@ -169,9 +170,9 @@ class Timeline:
 
 
 class Moment(NamedTuple):
-    """Phase at some time: its boundary in a timeline, which decides the phase's name when the step has ended.
+    """Current phase: its boundary in a timeline, which decides the phase's name when the step has ended.
 
-    is_without_gradients: the last call of a model that began before it is not recorded by autograd.
+    is_without_gradients: autograd does not record the latest call of a model.
     """
 
     timeline: Timeline

@@ -19,15 +19,15 @@ Span = tuple[Any, Any]  # two marks of the device
 
 
 class Begun(NamedTuple):
-    """Begin of a span: the device's mark, and for how long the loop's thread had waited for a core."""
+    """Start of a span: the device's mark, and how long the loop's thread had waited for a core."""
 
     mark: Any
     queued_s: float
-    since_s: float  # of it, since the last span ended
+    since_s: float  # waiting time since the last span ended
 
 
 class Exchanged(NamedTuple):
-    """Bytes of a call, and the elements that it brings to this rank."""
+    """Bytes of a call, and the elements that this rank receives."""
 
     size_bytes: int
     received: int
@@ -72,7 +72,7 @@ class Backward:
 
 
 def marking_s(parameters: int) -> float:
-    """Return how long DistributedDataParallel takes to mark as many parameters as used, one operator for each."""
+    """Return how long DistributedDataParallel takes to mark this many parameters as used, with one operator each."""
     used = torch.zeros(parameters, dtype=torch.int32)
     lasted_s = []
     with hidden_from_modes(), torch.inference_mode():
@@ -85,7 +85,7 @@ def marking_s(parameters: int) -> float:
 
 
 def exchanged(args: Any, kwargs: Any) -> Exchanged:
-    """Return the size of a call from its arguments: the largest of its buffers, of which the first is the output."""
+    """Return the size of a call from its arguments: bytes of the largest buffer, elements of the first (the output)."""
     buffers = [[*tensors_in(each)] for each in (*args, *kwargs.values()) if isinstance(each, Tensor | list | tuple)]
     sizes = [sum(t.numel() * t.element_size() for t in tensors) for tensors in buffers]
     received = sum(t.numel() for t in buffers[0]) if buffers else 0

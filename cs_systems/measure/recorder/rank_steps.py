@@ -1,8 +1,8 @@
-"""Observation of what a rank exchanges with the others, in some steps of a loop that are not timed.
+"""Observer of a rank's exchange with other ranks, in some untimed steps of a loop.
 
 It times where the rank waits: in the collectives, sends and receives that Python calls, in `Work.wait`, and in
-DistributedDataParallel between the end of backward's computation and the end of its all-reduces. On a GPU these times
-are of the loop's stream. Nothing is exchanged for it, and the results stay as they are.
+DistributedDataParallel between the end of backward's computation and the end of its all-reduces. On a GPU, the times
+are of the loop's stream. The observation adds no exchange and changes no result.
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ from cs_systems.measure.recorder.tracker import Tracker
 from cs_systems.readers.forms.jobs import kind
 
 MOST_STEPS = 20
-AT_END_S = 5.0  # time that rank 0 waits at the end for what the other ranks observed; they end at about the same time
-LOOP = "loop"  # the text of a rank about the whole loop, in the job's store
-# Steps at the begin of an observation that are left out: the first ones of a loop build their buckets and buffers, and
-# in the one after the timing the ranks wait for rank 0, which wrote a record.
+# time that rank 0 waits at the end for the observations of other ranks, which end at about the same time
+AT_END_S = 5.0
+LOOP = "loop"  # key of a rank's text about the whole loop, in the job's store
+# Steps that are left out at the start of an observation. The first steps of a loop build its buckets and buffers; in
+# the step after the timing, the ranks wait for rank 0, which writes a record.
 FIRST_STEPS, FIRST_STEP = 2, 1
-MOST_CALLS = 5000  # of a step; more are not matched across the ranks
+MOST_CALLS = 5000  # most calls per step; more are not matched across the ranks
 _METHODS = (
     *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "gather", "scatter", "barrier"),
     *("allgather", "allgather_coalesced", "_allgather_base", "allgather_into_tensor_coalesced"),
@@ -70,7 +71,7 @@ class _Call:
     ranks: int
     exchanged: Exchanged
     moment: Moment
-    backward: int  # number of backward passes of this step that had begun
+    backward: int  # number of backward passes that had begun in this step
     is_gradients: bool = False
     queued_s: float = 0.0
     spans: list[Span] = field(default_factory=list)
@@ -85,7 +86,7 @@ class _Searched(NamedTuple):
 
 @dataclass
 class _Step:
-    """Step that was observed, with its last timeline."""
+    """Observed step, with its last timeline."""
 
     timeline: Timeline
     calls: list[_Call]
@@ -97,7 +98,7 @@ class _Step:
 class RankSteps(Observer):
     """Observer of a rank's collectives in the thread of a loop, in its warm-up and in the steps after the timing.
 
-    subject: the loop. meeting: with the other ranks, for at most patience_s.
+    subject: the loop. meeting: exchange with the other ranks, which waits for at most patience_s.
     """
 
     runs_operators = False
@@ -110,7 +111,7 @@ class RankSteps(Observer):
         self._installed: Observation | None = None
         self._thread, self._queue = threading.get_ident(), CoreQueue()
         self._stream = torch.cuda.current_stream(self._device.torch) if self._device.is_cuda else None
-        self._models: list[DistributedDataParallel] = []  # with a forward pass and no backward pass since
+        self._models: list[DistributedDataParallel] = []  # models with a forward pass but no backward pass since
         self._unused: int | None = None
         self._clear()
 
@@ -144,7 +145,7 @@ class RankSteps(Observer):
             self._remove()
 
     def _install(self, left_out: int) -> None:
-        """Begin to observe; the first steps, of that number, are left out."""
+        """Begin to observe, after `left_out` steps."""
         self._left_out = left_out
         self._start()
         if self._installed is not None:
@@ -183,7 +184,7 @@ class RankSteps(Observer):
         self._start()
 
     def tables(self, timing: Timing, others: Tables) -> Tables:
-        """Leave what this rank observed to rank 0; there, return the tables of all ranks, if all have left theirs."""
+        """Send this rank's observations to rank 0; there, return the tables of all ranks if all have sent theirs."""
         if self._report is None:
             return {}
         report: RankReport = {**self._report, "elements": timing.elements, "own_python": OWN_PYTHON.of(others)}
@@ -195,7 +196,7 @@ class RankSteps(Observer):
         return tables_of(reports) if len(reports) == self._subject.world_size else {}
 
     def _reported(self) -> RankReport:
-        """Return what was observed, without what only the whole loop shows."""
+        """Return the observations that do not need the whole loop."""
         models = self._subject.models
         marked = max((step.searched.parameters for step in self._steps.values()), default=0)
         wrapper = FSDP if any(map(is_sharded, models)) else DDP if self._buckets else ""
@@ -222,7 +223,7 @@ class RankSteps(Observer):
                 "search_s": step.searched.time_s, "queued_s": step.queued_s}  # fmt: skip
 
     def _row(self, call: _Call, updated: Sequence[bool]) -> CallRow:
-        """Return a call; it is early if another pass follows its own without an update between them."""
+        """Return the row of a call; it is early if another pass follows its own without an update in between."""
         passed = call.backward
         return {
             "name": call.name,
@@ -232,13 +233,14 @@ class RankSteps(Observer):
             "received": call.exchanged.received,
             "phase": BACKWARD if call.is_gradients else call.moment.phase(),
             "time_s": sum(self._device.between_s(begin, end) for begin, end in call.spans),
-            "queued_s": 0.0 if self._device.is_cuda else call.queued_s,  # the host runs ahead of a GPU
+            # on a GPU the host runs ahead, so waiting for a core delays nothing
+            "queued_s": 0.0 if self._device.is_cuda else call.queued_s,
             "is_gradients": call.is_gradients,
             "is_early": 0 < passed < len(updated) and not updated[passed - 1],
         }
 
     def _observes(self) -> bool:
-        """Return whether calls in this thread belong to the loop: in a backward pass, autograd's threads do, too."""
+        """Return whether calls in this thread belong to the loop; during a backward pass, autograd's threads do too."""
         if self._tracker.captures() or self._tracker.failure is not None:
             return False
         return threading.get_ident() == self._thread or self._tracker.is_open(BACKWARD)
@@ -305,7 +307,7 @@ class RankSteps(Observer):
         return replaced(dist.Work, "wait", waited)
 
     def _observe_forward(self) -> Undo:
-        """Time what DistributedDataParallel does after its forward pass, such as a search for unused parameters."""
+        """Time the work of DistributedDataParallel after its forward pass, such as a search for unused parameters."""
         function = DistributedDataParallel._post_forward
 
         @passed_through
@@ -380,13 +382,13 @@ class RankSteps(Observer):
         self._look_at(backward)
         (model, *_), buckets = backward.models, self._buckets
         call = self._new_call("all_reduce", model.process_group, Exchanged(sum(buckets), 0))
-        call.is_gradients = True  # and so a part of backward, which has ended
+        call.is_gradients = True  # so it belongs to the backward pass, which has ended
         self._span_ends(call, backward.computed)
         self._calls.append(call)
 
     def _look_at(self, backward: Backward) -> None:
-        """Note the buckets of the models that a pass has reduced, and how many parameters it has not used."""
-        if not (self._buckets or self._left_out):  # the buckets are built anew after the first pass
+        """Note the buckets of the models that a pass has reduced, and the number of parameters that it did not use."""
+        if not (self._buckets or self._left_out):  # the buckets are rebuilt after the first pass
             self._buckets = [size for model in backward.models for size in bucket_bytes(model)]
         if backward.unused is not None:
             self._unused = max(self._unused or 0, backward.unused)

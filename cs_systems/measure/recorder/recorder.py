@@ -1,7 +1,8 @@
 """Recorder of a loop, which records warm-up steps, timed steps and profiled steps.
 
 A step lasts from the end of the previous step to its own end, so it includes waiting for input. With accumulated
-gradients, a step ends when the optimizer has stepped. `recording` is the course of it, `observers` what looks on.
+gradients, a step ends when the optimizer has stepped. `recording` has the sequence of stages, `observers` the
+observations.
 """
 
 from __future__ import annotations
@@ -148,7 +149,7 @@ class Recorder(Recording):
 
     @property
     def done(self) -> bool:
-        """Flag that the recording is over, and the loop runs without hooks."""
+        """Flag for a finished recording; the loop then runs without hooks."""
         return self._state in ("done", "closed")
 
     def __enter__(self) -> Recorder:
@@ -192,7 +193,7 @@ class Recorder(Recording):
         self._watch.close()
         try:
             self._conclude()
-        except Exception as lost:  # catch everything: the record of the timing exists already
+        except Exception as lost:  # catch everything, because the record of the timing exists already
             warnings.warn(
                 f"the findings about the whole loop were lost: {described(lost)}", RuntimeWarning, stacklevel=2
             )
@@ -200,7 +201,7 @@ class Recorder(Recording):
             self._warn_if_untimed()
 
     def _conclude(self) -> None:
-        """Write the record of the timing again, with what the whole loop has shown since."""
+        """Write the record of the timing again, with the tables about the whole loop."""
         own = self._timing
         if own is None or own.status != "ok" or own.measurement is None:
             return

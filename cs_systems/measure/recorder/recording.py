@@ -1,9 +1,8 @@
-"""Course of a recording: from one stage to the next, and at the end of each its record.
+"""Sequence of a recording: its stages, and the record at the end of each.
 
-Timed steps run as they would without a recorder: the device is synchronised at the begin and the end of the timing but
-not between steps, which are timed by events on the device's clock. Profiled steps end with a synchronisation, so that
-the work of one does not reach into the next. After all others, some more steps run without a profiler, in which a
-thread samples the stack.
+Timed steps run as they would without a recorder: the device is synchronised at the start and the end of the timing, but
+not between steps; events on the device's clock time the steps. Profiled steps end with a synchronisation, so that the
+work of one does not reach into the next. At the end, a thread samples the stack in some more steps without a profiler.
 """
 
 from __future__ import annotations
@@ -48,13 +47,13 @@ from cs_systems.measure.runtime import observed
 from cs_systems.measure.workloads import Unavailable
 from cs_systems.record import STEADY, RunRecord, Sample
 
-AFTER_FAILURE_S = 2.0  # time that rank 0 waits for the other ranks if its own loop has failed
+AFTER_FAILURE_S = 2.0  # time that rank 0 waits for the other ranks if its own loop failed
 
 
 class Recording:
-    """State of a recording and its course; a `Recorder` tells it where the steps of the loop begin and end."""
+    """State of a recording; a `Recorder` calls it at the start and end of each step of the loop."""
 
-    _is_in_code = True  # the user wrote it into the loop, and gets errors and warnings there
+    _is_in_code = True  # the user wrote it into the loop, so errors and warnings appear there
 
     def __init__(
         self,
@@ -82,19 +81,19 @@ class Recording:
         self._timed: list[Taken] = []
         self._precision: str | None = None
         self._count, self._failed, self._setup_s, self._began_s = 0, 0, 0.0, self._clock()
-        # Of this rank alone: the record of the timing, and the elements of its inputs.
+        # for this rank alone: the record of the timing, and the elements of its inputs
         self._timing: RunRecord | None = None
         self._elements: float | None = None
         self._probes, self._updates = Probes(device), Updates()
         self._tools = self._watched_tools()
-        # The program's own tools: the one that this stage waits for, and those that slow its timed steps.
+        # tools of the program: the one that this stage waits for, and those that slow its timed steps
         self._waits_for: str | None = None
         self._slowed_by: set[str] = set()
         self._tools.gives_way = self._give_way
         self._installed, self._region = Observation(), ExitStack()
         self._tracker = tracker = Tracker(device, self._clock, self._at_first_forward)
         self._watch = Watch(device, self._moment, self._probes.compilations, lambda: self._subject.models)
-        # A GPU works on while a look waits for it.
+        # a GPU keeps working while a look waits for it
         hidden = hiding(tracker.unobserved, nullcontext if device.is_cuda else self._watch.own_time)
         self._outcome = Outcome(lambda optimizer: tracker.observers.update_skipped(optimizer))
         every: list[Observer] = [self._watch, Training(self._subject, hidden), HookNumbers(self._subject, hidden),
@@ -126,7 +125,7 @@ class Recording:
 
     @property
     def _is_below_nsys(self) -> bool:
-        """Flag of a recording with a stage to come that nsys records, which must have started this process."""
+        """Flag of a recording with a later stage under nsys, which must have started this process."""
         return any(stage.profiler.is_launcher for stage in self._stages)
 
     def _moment(self) -> Moment | None:
@@ -178,7 +177,7 @@ class Recording:
             tracker.start()
 
     def _warmed_up(self, stage: Stage) -> None:
-        """Begin the next period if a warm-up step was the last one of its own."""
+        """Begin the next period if this warm-up step was the last of its period."""
         period = stage.period(len(self._warm))
         if period is not self._observers.period:
             self._observers.begin(period)
@@ -186,7 +185,7 @@ class Recording:
             self._mallocs = self._subject.device.device_mallocs()
 
     def _complete(self, tracker: Tracker) -> None:
-        """End a stage that has all its steps."""
+        """End a stage with all its steps done."""
         self._soon(tracker, lambda: self._next_stage(tracker))
 
     def _soon(self, tracker: Tracker, call: Callable[[], object]) -> None:
@@ -194,7 +193,7 @@ class Recording:
         self._as_own_time(call)
 
     def _as_own_time(self, call: Callable[[], object]) -> None:
-        """Call the function, whose time is not the loop's."""
+        """Call the function, and exclude its time from the loop."""
         self._watch.pause()
         with self._watch.own_time():
             call()
@@ -224,7 +223,8 @@ class Recording:
                 return
             self._waits_for = None
             try:
-                self._writer.out.mkdir(parents=True, exist_ok=True)  # on another machine than rank 0's
+                # on a machine other than rank 0's, the folder may not exist
+                self._writer.out.mkdir(parents=True, exist_ok=True)
                 region = stage.profiler.region(self._writer.path(stage), self._subject.device, self._model())
                 with self._tools.ours(stage.profiler.tool):
                     self._region.enter_context(region)
@@ -239,7 +239,7 @@ class Recording:
         self._finish()
 
     def _give_way(self) -> None:
-        """End our profile without a result, because the program begins its own; retry when that has ended."""
+        """End our profile without a result, because the program begins its own; retry after that one has ended."""
         stage = self._stages[0]
         self._leave_region()
         self._writer.remove_files(stage)
@@ -248,7 +248,10 @@ class Recording:
             self._tracker.begin_stage()
 
     def _end_stage(self, ended: str | None, error: BaseException | None) -> None:
-        """Write the record of this stage. `ended`: how the loop ended before its last step."""
+        """Write the record of this stage.
+
+        ended: how the loop ended before its last step.
+        """
         stage = self._stages.pop(0)
         if stage.is_timed:
             calls = self._timed[-1].size.calls if self._timed else ()
@@ -272,7 +275,7 @@ class Recording:
             text = f"the record of the {what} was lost: {described(lost)}{remedy}"
             warnings.warn(text, RuntimeWarning, stacklevel=4)
         if stage.is_timed:
-            self._warm = self._timed[-STEADY:]  # a profile is compared with these
+            self._warm = self._timed[-STEADY:]  # a profile is compared with these steps
             warm = len(self._warm)
             self._stages = [each._replace(warmup=warm) if each.is_recorded else each for each in self._stages]
         self._timed = []
@@ -281,7 +284,7 @@ class Recording:
             self._stages.clear()
 
     def _with_experiments(self, record: RunRecord) -> RunRecord:
-        """Return the record of the last stage with experiments, whose steps are not observed."""
+        """Return the record of the last stage with the experiments, which are not observed."""
         assert self._tracker is not None
         of = self._subject
         tracker, self._tracker = self._tracker, None
@@ -345,7 +348,7 @@ class Recording:
         return samples
 
     def _before_which(self, stage: Stage) -> str:
-        """Return a phrase for the point at which the loop ended that left this stage without a step."""
+        """Return a phrase for when the loop ended, for a stage that got no step."""
         if self._waits_for is not None:
             return f"while its own {self._waits_for} was active, which excludes a {stage.words} of ours"
         if stage.is_timed:
@@ -353,7 +356,7 @@ class Recording:
         return f"before the {stage.words} was recorded"
 
     def _remedy(self, stage: Stage, error: BaseException | None) -> str:
-        """Return the remedy for a stage without a step. Ctrl-C and sys.exit() do not count as errors of the script."""
+        """Return the remedy for a stage without a step."""
         done = len(self._warm)
         if isinstance(error, Exception):
             is_oom = _result.status_of(error) == "oom"
@@ -382,7 +385,7 @@ class Recording:
         return {"reason": "the loop ended before its stack was sampled", "remedy": f"let it run for {more}"}
 
     def _model(self) -> nn.Module | None:
-        """Return the module that a profiler annotates; None if a compiler made its parts one function."""
+        """Return the module that a profiler annotates; None if a compiler merged its parts into one function."""
         plain = [m.module if isinstance(m, DistributedDataParallel) else m for m in self._subject.models]
         plain = [m for m in plain if not hasattr(m, "_orig_mod") and m._compiled_call_impl is None]
         return nn.ModuleList(plain) if len(plain) > 1 else next(iter(plain), None)

@@ -1,10 +1,10 @@
-"""Samples of the main thread's stack: the lines of the program's own code at which its time passes.
+"""Samples of the main thread's stack: the lines of the program's own code that take its time.
 
 A thread asks the interpreter every millisecond or two to call a function in the main thread, which looks at its own
-stack: another thread could not read it safely while it changes. A sample weighs the time since the look before it.
-While the interpreter is busy in one long call, the next look comes after it, at the same line, and has all its weight.
-Time in which the thread itself waited for a core counts only if the function is still the same. The thread either asks
-all the time, or sleeps until a step has lasted for much longer than usual.
+stack: another thread could not read it safely while it changes. A sample is weighted by the time since the previous
+one. During one long call the interpreter takes no sample; the next one, at the same line, gets all of its time. Time in
+which the thread itself waited for a core counts only if the function is still the same. The thread either samples all
+the time, or sleeps until a step lasts much longer than usual.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ import torch
 
 from cs_systems.instrument.compiler import untraced
 
-PERIOD_S, SLOW_PERIOD_S = 0.001, 0.005  # of all steps after the timing, and of slow steps at any time
-SHORTEST_SLEEP_S = 0.02  # between two looks at the clock in usual steps: about 0.1% of one core at most
+PERIOD_S, SLOW_PERIOD_S = 0.001, 0.005  # period in all steps after the timing, and in slow steps at any time
+SHORTEST_SLEEP_S = 0.02  # shortest sleep between two looks at the clock in usual steps: at most about 0.1% of one core
 LONGEST_SLEEP_S = 1.0
-# Interval at which the interpreter changes threads while the stack is sampled. Else a look would come at the next line
-# that lets other threads run, such as an operator of torch, and never in the program's own Python before it.
+# Interval at which the interpreter switches threads while the stack is sampled. With a longer one, a sample would only
+# be taken at the next line that lets other threads run, such as a torch operator, and never in the program's own Python
+# before it.
 SWITCH_S = 1e-5
-_SET_TIMER_SLACK, _SLACK_NS = 29, 1000  # of prctl: sleeps of the thread end on time
+_SET_TIMER_SLACK, _SLACK_NS = 29, 1000  # arguments of prctl, so that sleeps of the thread end on time
 MOST_SAMPLES = 50_000
 SAMPLER = "cs-systems-sampler"  # name of the thread
 _PACKAGE = Path(__file__).parents[2]
@@ -42,20 +43,20 @@ _LIBRARIES = tuple(
 _MODULE_CALL = torch.nn.modules.module.__file__
 _CALLEE = re.compile(r"(?:await\s+)?([A-Za-z_][\w.]*(?:\([^()]*\)\.[\w.]+)*)\s*\(")
 _LONGEST_CALLEE = 40
-# Calls of a loop that waits for a time: the loop itself is the cause.
+# calls in loops that wait for a point in time: the loop itself is the cause
 CLOCKS = {f"time.{name}" for name in ("perf_counter", "time", "monotonic", "thread_time", "process_time")}
 Line = tuple[CodeType, int]
 
 
 class Sample(NamedTuple):
-    """One look at the stack.
+    """One sample of the stack.
 
     Attributes:
         step: the number of the step.
-        phase: what `phase_of` returned at that time.
+        phase: the result of `phase_of` at that time.
         chain: the lines of the program's own frames, outermost first, down to a call of a module.
-        leaf: the innermost line of the program's own, also inside a module; None without one.
-        time_s: the time since the look before, without the rest.
+        leaf: the innermost own line of the program, also inside a module; None without one.
+        time_s: the time since the previous sample, without lost_s.
         lost_s: the part of it in which the garbage collector ran.
     """
 
@@ -76,22 +77,22 @@ class Sampler:
 
     def __init__(self, phase_of: Any, lost_s: Any) -> None:
         self._phase_of, self._lost_s = phase_of, lost_s
-        self._step: tuple[int, float, float] | None = None  # number, begin, and duration from which it is sampled
+        self._step: tuple[int, float, float] | None = None  # step number, start, and duration from which it is sampled
         self._samples_all = False
         self._wakes = threading.Event()
         self._thread: threading.Thread | None = None
         self._ends = False
         self._switch_s: float | None = None
-        self._asked: tuple[float, float] | None = None  # when a look was asked for, and the time waited till then
+        self._asked: tuple[float, float] | None = None  # when a sample was requested, and the waiting time until then
         self._last_step, self._lost_before_s = -1, 0.0
-        self._last = time.perf_counter(), 0.0, 0.0  # time of the last look, and the totals at it
+        self._last = time.perf_counter(), 0.0, 0.0  # time of the last sample, and the running totals at that time
         self._waiting: CoreQueue | None = None
         self._call = _Call(self._look)
         _calls.append(self._call)
         self.samples: list[Sample] = []
 
     def step_begins(self, number: int, limit_s: float) -> None:
-        """Begin a step, which is sampled from `limit_s` on, or from its begin while all steps are."""
+        """Begin a step; sample it after `limit_s`, or from its start while all steps are sampled."""
         self._step = number, time.perf_counter(), limit_s
         self._lost_before_s = self._lost_s()
         if not limit_s:
@@ -124,12 +125,13 @@ class Sampler:
             sys.setswitchinterval(SWITCH_S)
 
     def _restore_switching(self) -> None:
-        before, self._switch_s = self._switch_s, None  # at once: the other thread may restore it at the same time
+        # at once, because the other thread may restore it at the same time
+        before, self._switch_s = self._switch_s, None
         if before is not None and abs(sys.getswitchinterval() - SWITCH_S) < SWITCH_S / 10:
             sys.setswitchinterval(before)
 
     def _run(self) -> None:
-        """Ask the main thread for a look, again and again, while its step is to be sampled."""
+        """Keep requesting samples from the main thread while its step is to be sampled."""
         self._waiting = waiting = CoreQueue()
         _end_sleeps_on_time()
         while not self._ends and len(self.samples) < MOST_SAMPLES:
@@ -140,13 +142,14 @@ class Sampler:
                 continue
             self._switch_often()
             if self._asked is None:
-                self._asked = time.perf_counter(), waiting.total_s()  # first: the look may come before the call returns
+                # first, because the sample may be taken before the call returns
+                self._asked = time.perf_counter(), waiting.total_s()
                 if ctypes.pythonapi.Py_AddPendingCall(self._call, None) != 0:
                     self._asked = None
             time.sleep(PERIOD_S if self._samples_all else SLOW_PERIOD_S)
 
     def _left_s(self) -> float:
-        """Return the time until this step is to be sampled; 0 from then on."""
+        """Return the time until this step is sampled; 0 from then on."""
         step = self._step
         if step is None:
             return SHORTEST_SLEEP_S
@@ -154,7 +157,7 @@ class Sampler:
 
     @untraced
     def _look(self, _: Any) -> int:
-        """Take a sample, in the main thread: its stack cannot change meanwhile."""
+        """Take a sample in the main thread, whose stack cannot change meanwhile."""
         asked, self._asked = self._asked, None
         step, now = self._step, time.perf_counter()
         if step is None or self._ends or self._left_s() > 0 or asked is None:
@@ -163,7 +166,7 @@ class Sampler:
         waited_s, lost_s = self._waiting.total_s() if self._waiting else 0.0, self._lost_s()
         asked_s, waited_till_then_s = asked
         last_s, was_waited_s, was_lost_s = self._last
-        if number != self._last_step:  # the time before was another step's
+        if number != self._last_step:  # the time before belongs to another step
             last_s = begin_s if self._samples_all else max(begin_s + limit_s, last_s)
             was_lost_s = self._lost_before_s if last_s == begin_s else lost_s
             self._last_step = number
@@ -179,17 +182,20 @@ class Sampler:
 
 
 _Call = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-_calls: list[Any] = []  # for as long as the process lasts: one may be pending
+_calls: list[Any] = []  # kept for the life of the process, because one may be pending
 
 
 def _end_sleeps_on_time() -> None:
-    """Let the sleeps of this thread end within a microsecond, where the system can; by default, 50 are usual."""
+    """Let sleeps of this thread end within a microsecond, if the system can; the default is about 50."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_SET_TIMER_SLACK, _SLACK_NS, 0, 0, 0)
 
 
 class CoreQueue:
-    """Total time for which a thread, the one that made it, has waited for a core by Linux's scheduler; 0 if unknown."""
+    """Total time for which the thread that made this object has waited for a core, from Linux's scheduler.
+
+    0 if unknown.
+    """
 
     def __init__(self) -> None:
         try:
@@ -209,7 +215,7 @@ _is_own: dict[str, bool] = {}
 
 
 def is_own(file: str) -> bool:
-    """Return whether a source file is of the program itself: not of a library, the standard library or this package."""
+    """Return whether a source file belongs to the program, not to a library, the standard library or this package."""
     known = _is_own.get(file)
     if known is None:
         is_library = file.startswith(("<", *_LIBRARIES)) or "site-packages" in file or "dist-packages" in file
@@ -218,7 +224,7 @@ def is_own(file: str) -> bool:
 
 
 def own_lines(frame: FrameType | None) -> tuple[tuple[Line, ...], Line | None]:
-    """Return the own lines of a stack down to the outermost call of a module, and the innermost own line of all."""
+    """Return the own lines of a stack down to the outermost call of a module, and the innermost own line overall."""
     chain: list[Line] = []
     leaf: Line | None = None
     while frame is not None:
@@ -228,7 +234,7 @@ def own_lines(frame: FrameType | None) -> tuple[tuple[Line, ...], Line | None]:
             leaf = leaf or line
             chain.append(line)
         elif code.co_name == "_call_impl" and code.co_filename == _MODULE_CALL:
-            chain.clear()  # what a module does inside belongs to the line that calls it
+            chain.clear()  # time inside a module belongs to the line that calls it
         frame = frame.f_back
     return tuple(reversed(chain)), leaf
 
@@ -252,7 +258,7 @@ def function_of(line: Line) -> str:
 
 
 def callee_of(line: Line) -> str | None:
-    """Return the function that is called at this place in the source, such as `time.sleep`; None if none is seen."""
+    """Return the function that the source calls at this place, such as `time.sleep`; None if none is found."""
     code, at = line
     positions = [*code.co_positions()]
     if not 0 <= at // 2 < len(positions):

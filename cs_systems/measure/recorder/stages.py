@@ -1,4 +1,4 @@
-"""Stages of a recording: timed steps, steps under a profiler, and steps of which the stack is sampled."""
+"""Stages of a recording: timed steps, steps under a profiler, and steps with a sampled stack."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cs_systems.measure.recorder.phases import Timeline
 from cs_systems.measure.recorder.watch import LEAST_SAMPLED
 
 PROFILES = ("kineto", "nsys", "none")
-STACKS = "stacks"  # the stage after all others, in which the stack is sampled; it has no record of its own
+STACKS = "stacks"  # last stage, in which the stack is sampled; it has no record of its own
 
 
 class Stage(NamedTuple):
@@ -44,7 +44,10 @@ class Stage(NamedTuple):
         return self.profiler.result or f"profile by {self.name}"
 
     def period(self, warm: int) -> Period:
-        """Return the period of the next step. warm: the warm-up steps that are done."""
+        """Return the period of the next step.
+
+        warm: the number of finished warm-up steps.
+        """
         if not self.is_timed:
             profiled = Period.HISTORY if self.profiler.measures == "memory" else Period.PROFILED
             return profiled if self.is_recorded else Period.SAMPLED

@@ -18,7 +18,7 @@ class Subject:
     """Description of the measured loop.
 
     Attributes:
-        models, optimizers: those known now; an unedited script shows them only while it runs.
+        models, optimizers: those known so far; an unedited script reveals them only while it runs.
     """
 
     name: str
@@ -50,5 +50,5 @@ class Subject:
         }
 
     def forget(self) -> None:
-        """Forget the program's objects, which it may delete from now on."""
+        """Forget the program's objects, because the program may delete them from now on."""
         self.models, self.optimizers = [], []

@@ -1,4 +1,4 @@
-"""State of a recorded loop while it runs: its open phases, and the boundaries of the step."""
+"""State of a recorded loop while it runs: its open phases, and the boundaries in the step."""
 
 from __future__ import annotations
 
@@ -130,12 +130,12 @@ class Tracker(Guest):
         return self.timeline
 
     def moment(self) -> Moment:
-        """Return the phase of now; callable from any thread."""
+        """Return the current phase; callable from any thread."""
         timeline = self.timeline
         return Moment(timeline, timeline.boundaries() - 1, self._is_without_gradients)
 
     def rest(self, name: str) -> None:
-        """Set the name of the time without an open phase from now on: OTHER or BETWEEN."""
+        """Set the name of time without an open phase from now on: OTHER or BETWEEN."""
         self._rest, self._in_loss = name, False
         self._switch()
 
@@ -168,8 +168,8 @@ class Tracker(Guest):
 
         A forward pass inside a backward pass is a recomputation for torch.utils.checkpoint, and belongs to backward.
 
-        arguments: the positional and named arguments of the call, those of a model with the model first. The shapes of
-            the latter are counted; nothing waits for the device.
+        arguments: the positional and named arguments of the call; for a model, the model comes first. A model's input
+        shapes are counted, without waiting for the device.
         """
         self.call_before_next()
         repeats = name == FORWARD and self.is_open(BACKWARD)
@@ -192,7 +192,7 @@ class Tracker(Guest):
         self._switch()
 
     def call_before_next(self) -> None:
-        """Call `before_next` once, if it is set, even if it begins a phase itself by waiting for the device."""
+        """Call `before_next` once, if set, even if it begins a phase itself by waiting for the device."""
         call, self.before_next = self.before_next, None
         if call is not None:
             call()
@@ -201,7 +201,7 @@ class Tracker(Guest):
         """End the phase that `enter` began, if an exception has not ended it before.
 
         is_differentiable: backward made a graph of the gradients, as for a gradient penalty, so it is part of the loss.
-        result: of the call of a model.
+        result: the result of a model's call.
         """
         if not (self._found and self._found[-1][0] == name) and not self.is_open(name):
             return

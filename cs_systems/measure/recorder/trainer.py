@@ -36,7 +36,7 @@ class TrainerRecorder(Recorder):
         super().__init__(model, optimizer, **options)
         self._step_method = step_method
         self._wrapper = None if wrapper is model else wrapper
-        self._model_runs_step = False  # the next call of the model comes from the wrapper
+        self._model_runs_step = False  # the wrapper makes the next call of the model
 
     def _called(self) -> Sequence[nn.Module]:
         return ()

@@ -1,4 +1,4 @@
-"""Observer of what a loop trains: weights that do not change, and gradients that nobody uses."""
+"""Observer of what a loop trains: weights that do not change, and gradients that nothing uses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Known = dict[int, tuple[str, Tensor]]  # parameters by their identity, with thei
 class Training(FewSteps):
     """Observer of the gradients and the weights of a loop.
 
-    subject: the loop. hidden: context of a look outside of the steps that are looked at.
+    subject: the loop. hidden: context for looks outside of observed steps.
     """
 
     def __init__(self, subject: Subject, hidden: Hidden) -> None:
@@ -124,7 +124,7 @@ class Training(FewSteps):
         }
 
     def _held_by_none(self) -> list[found.UnusedGradientsRow]:
-        """Return a row for the parameters with gradients that no optimizer holds, nor the program itself updates."""
+        """Return a row for parameters with gradients that neither an optimizer nor the program itself uses."""
         gradients, known = self._gradients, self._parameters()
         often = {which for which, passes in gradients.held_by_none.items() if 2 * passes > gradients.passes}
         if not often:
@@ -134,7 +134,7 @@ class Training(FewSteps):
         changed = self._weights.changed if self._weights is not None else {}
         unheld = [each for which, each in known.items() if which in often - held.keys() and not changed.get(which)]
         elements, dtypes = _elements(p for _, p in unheld), {p.dtype for _, p in unheld}
-        # The optimizer may hold copies in another precision, from which the program writes the weights.
+        # the optimizer may hold copies in another precision, from which the program writes the weights
         if not unheld or _elements(p for p in held.values() if p.dtype not in dtypes) >= elements:
             return []
         with_gradient = [p for which, (_, p) in known.items() if which in often or p.grad is not None]

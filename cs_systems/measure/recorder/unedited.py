@@ -1,4 +1,4 @@
-"""Recorder of an unedited script: it finds the models, and takes the optimizers' steps as the steps of the loop.
+"""Recorder of an unedited script: it finds the models, and counts the optimizers' steps as steps of the loop.
 
 Nothing happens before the first backward pass, which shows that there is a loop and on which device. A step ends when
 the optimizer that stepped first has stepped again: the other optimizers of an iteration belong to the same step. If the
@@ -56,7 +56,7 @@ class _Since(NamedTuple):
 
 
 class ScriptRecorder(Recorder):
-    """Recorder that begins by itself and finds the steps; it takes the other options of `Recorder`.
+    """Recorder that begins by itself and finds the steps; it accepts the other options of `Recorder`.
 
     Args:
         name: the name of the loop in tables.
@@ -70,8 +70,8 @@ class ScriptRecorder(Recorder):
         self._name, self._stop, self._options = name, stop, options
         self._waits_for_nsys = waits_for_nsys
         self._first: weakref.ref[Optimizer] | None = None
-        self._latest: weakref.ref[Optimizer] | None = None  # stepped last, until a GradScaler returns
-        # optimizer → steps found before its latest one
+        self._latest: weakref.ref[Optimizer] | None = None  # optimizer that stepped last, until a GradScaler returns
+        # optimizer → number of steps found before its latest one
         self._stepped_at: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._most_between = 1  # steps found between two steps of another optimizer
         self._since: list[_Since] = []
@@ -84,21 +84,22 @@ class ScriptRecorder(Recorder):
         self.failure: str | None = None
         self._state = "new"
         self._early_tools = OwnTools()
-        self._early_tools.watch()  # before the first backward pass, too
+        self._early_tools.watch()  # also before the first backward pass
         autograd: Any = torch.autograd
         engine = autograd._engine_run_backward
         self._process = os.getpid()
 
         @passed_through
         def first_backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
-            # A fork of the process is not recorded. What the script put around this function calls it in every pass.
+            # A fork of the process is not recorded. Wrappers that the script puts around this function call it in every
+            # pass.
             is_first = self._state == "new" and os.getpid() == self._process
             if not is_first or not _computes(roots[0]):
                 return engine(roots, *args, **kwargs)
             is_inside = autograd._engine_run_backward is not waiting
             end_waiting()
             self._begin_recording(roots[0])
-            run = engine if is_inside else autograd._engine_run_backward  # now the observed function
+            run = engine if is_inside else autograd._engine_run_backward  # by now the observed function
             return run(roots, *args, **kwargs)
 
         self._optimizers: list[weakref.ref[Optimizer]] = []
@@ -125,9 +126,9 @@ class ScriptRecorder(Recorder):
             self._state, self.failure = "closed", str(error)
 
     def _install(self, tracker: Tracker) -> None:
-        self._find_steps(self._finding if self._stop else self._installed)  # a stopped script counts no later steps
+        self._find_steps(self._finding if self._stop else self._installed)  # after a stop, no later steps are counted
         super()._install(tracker)
-        tracker.idle = OTHER  # nothing shows where an iteration begins
+        tracker.idle = OTHER  # the start of an iteration is unknown
         tracker.start()
         self._installed.add(partial(hooks.patch_call, self._calls))
 
@@ -162,9 +163,10 @@ class ScriptRecorder(Recorder):
             if not tracker.observes():
                 self._captures_step |= tracker.captures()
                 return
-            if self._ends_with_backward and self._optimizers:  # it also steps in a compiled function
+            if self._ends_with_backward and self._optimizers:  # the optimizer also steps inside a compiled function
                 return
-            if self._ends_with_backward:  # it was made after the first backward pass: the loop only begins here
+            # the optimizer was made after the first backward pass, so the loop only begins here
+            if self._ends_with_backward:
                 self._ends_with_backward = False
                 self._begin_again()
             if self._first is None:
@@ -179,7 +181,7 @@ class ScriptRecorder(Recorder):
             self._other_stepped(tracker, optimizer)
 
     def _begin_again(self) -> None:
-        """Drop the recorded steps, because they were not part of the training."""
+        """Drop the recorded steps, because they did not belong to the training."""
         self._warm, self._timed, self._mallocs = [], [], None
         self._found = self._count = 0
         self._observers.restart()
@@ -191,7 +193,7 @@ class ScriptRecorder(Recorder):
             known.append(optimizer)
 
     def _other_stepped(self, tracker: Tracker, optimizer: Optimizer) -> None:
-        """Note the step of an optimizer that is not the first; follow it if it trains something else."""
+        """Note the step of an optimizer other than the first; record it instead if it trains something else."""
         cut = tracker.timeline.cut()
         self._since.append(_Since(weakref.ref(optimizer), cut, self._probes.compilations(), tracker.calls))
         tracker.calls = Counter()
@@ -204,7 +206,7 @@ class ScriptRecorder(Recorder):
             self._soon(tracker, self._give_up)
 
     def _give_up(self) -> None:
-        """End the profile of a training that is over."""
+        """End the profile of a training that has ended."""
         known = (each.optimizer() for each in self._since)
         self._later.update(type(optimizer).__name__ for optimizer in known if optimizer is not None)
         self._end_stage("the first training ended", None)
@@ -246,7 +248,7 @@ class ScriptRecorder(Recorder):
         self._latest = None
 
     def _backward_ended(self, *args: Any, **_: Any) -> None:
-        """Record a step if no optimizer is seen to end one, because it may run inside a compiled function."""
+        """Record a step if no optimizer was seen to end one, because it may run inside a compiled function."""
         tracker = self._tracker
         if tracker is not None and not tracker.observes():
             return
@@ -269,7 +271,7 @@ class ScriptRecorder(Recorder):
             self._iterated()
 
     def _iterated(self) -> None:
-        """Record the step that ends here. Raises SystemExit after the last one, if the script shall end."""
+        """Record the step that ends here. Raises SystemExit after the last step if the script is to end."""
         self._watch.step_ended()
         if self._tracker is not None:
             self._count += 1
@@ -356,7 +358,7 @@ class ScriptRecorder(Recorder):
 
 
 def _in_optimizer_step() -> bool:
-    """Return whether an optimizer's step is running, such as one that began before it could be observed."""
+    """Return whether an optimizer's step is running, such as one that began before the observation."""
     frame, file = inspect.currentframe(), inspect.getfile(Optimizer)
     while frame is not None:
         if frame.f_code.co_filename == file:

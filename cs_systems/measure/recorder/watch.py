@@ -1,7 +1,7 @@
-"""Watch over a whole loop: the time of each step, its memory, the garbage collector, and the lines of slow steps.
+"""Observer of a whole loop: the time of each step, its memory, the garbage collector, and the lines of slow steps.
 
-It costs a usual step some microseconds. A thread samples the stack only where a step has lasted for more than twice the
-median so far, and in the few steps after the timing that are run for it.
+It costs a usual step some microseconds. A thread samples the stack only if a step lasts more than twice the median so
+far, and in a few additional steps after the timing.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from cs_systems.measure.recorder.observers import ModelCall, Observer, Period, T
 from cs_systems.measure.recorder.phases import FORWARD, Moment
 from cs_systems.measure.recorder.stacks import CoreQueue, Line, Sample, Sampler, function_of, own_lines, place_of
 
-FEWEST_STEPS = 3  # whose median says how long a step usually lasts
-SLOW = 2.0  # times the median: from there a step is sampled
-LATEST = 15  # steps of the running median
-SAMPLED_S, MOST_SAMPLED_S = 0.5, 2.0  # total time to sample after the timing; the longer one where looks are rare
+FEWEST_STEPS = 3  # number of steps from which the median shows how long a step usually lasts
+SLOW = 2.0  # times the median, after which a step is sampled
+LATEST = 15  # number of steps of the running median
+SAMPLED_S, MOST_SAMPLED_S = 0.5, 2.0  # total time to sample after the timing; the longer one if samples are rare
 LEAST_SAMPLED, MOST_SAMPLED = 3, 200  # limits of the number of these steps
-ENOUGH_LOOKS = 100  # at the stack; fewer come on a machine that other programs keep busy
-LEAST_S = 1e-7  # of a step, which has only waited
+ENOUGH_LOOKS = 100  # enough samples of the stack; a busy machine gives fewer
+LEAST_S = 1e-7  # a shorter step has only waited
 
 
 class Watch(Observer):
     """Watch over the loop in the thread that makes it, until it is closed.
 
-    phase_of: returns the current `Moment`, or None. compilations: returns the compilations in this process so far.
-    models: those of the loop.
+    phase_of: returns the current `Moment`, or None. compilations: returns the number of compilations in this process so
+    far. models: the models of the loop.
     """
 
     runs_operators = False
@@ -72,20 +72,20 @@ class Watch(Observer):
         self._sized_at = 0
         self._kept: kept.Kept | None = None
         self._model_calls = ModelCalls()
-        self.all_sampled = range(0)  # the steps that were sampled from their begin
+        self.all_sampled = range(0)  # the steps that were sampled from their start
         self.restart()
         self._own_s = 0.0
         self._collections.begin()
 
     def restart(self) -> None:
         self.durations_s: list[float] = []
-        self._queued_s: dict[int, float] = {}  # for which the loop's thread waited for a core, by step
+        self._queued_s: dict[int, float] = {}  # time for which the loop's thread waited for a core, by step
         self._compiling, self._compiled = set[int](), self._compilations()[0]
         self._end_s: float | None = None
         self._limit_s = float("inf")
-        self._last_slow, self._next_slow = 0, -1  # the next one is expected at the distance of the last two
+        self._last_slow, self._next_slow = 0, -1  # the next one is expected at the same distance as the last two
         self._expected = set[int]()
-        self._tools: dict[int, Set[str]] = {}  # active where this step begins
+        self._tools: dict[int, Set[str]] = {}  # tools active at the start of each step
         self._sampler.samples.clear()
         self._memory.clear()
         self._model_calls.clear()
@@ -123,7 +123,7 @@ class Watch(Observer):
 
     @contextmanager
     def own_time(self) -> Iterator[None]:
-        """Leave the time in this context, which the recording itself takes, out of the current step."""
+        """Exclude the time in this context, which the recording itself takes, from the current step."""
         begin_s, queued_s = time.perf_counter(), self._queue.total_s()
         try:
             yield
@@ -145,7 +145,7 @@ class Watch(Observer):
         return max([wanted, *periods])
 
     def samples_enough(self) -> bool:
-        """Return whether the steps sampled from their begin so far show enough, or more of them would take too long."""
+        """Return whether the steps sampled from their start are enough, or more of them would take too long."""
         lasted_s = self.durations_s[self.all_sampled.start :]
         if len(lasted_s) >= MOST_SAMPLED or sum(lasted_s) >= MOST_SAMPLED_S:
             return True
@@ -153,18 +153,18 @@ class Watch(Observer):
         return len(samples) - bisect_left(samples, self.all_sampled.start, key=lambda each: each.step) >= ENOUGH_LOOKS
 
     def _worked_s(self) -> list[float]:
-        """Return the duration of each step without waiting for a core, which is the machine's and not the loop's."""
+        """Return the duration of each step without waiting for a core, which is due to the machine and not the loop."""
         return [max(LEAST_S, lasted_s - self._queued_s.get(n, 0.0)) for n, lasted_s in enumerate(self.durations_s)]
 
     def _kinds(self) -> list[StepKind]:
-        """Return the kinds of the steps that did not compile, by the time without waiting for a core."""
+        """Return the kinds of steps that did not compile, by their time without waiting for a core."""
         worked_s = self._worked_s()
         others = [n for n in range(len(worked_s)) if n not in self._compiling]
         kinds = step_kinds([worked_s[n] for n in others])
         return [replace(kind, positions=tuple(others[at] for at in kind.positions)) for kind in kinds]
 
     def sample_all(self, wanted: bool) -> None:
-        """Begin, or end, to sample each step from its begin."""
+        """Begin or end sampling each step from its start."""
         done = len(self.durations_s)
         self.all_sampled = range(done + 1, sys.maxsize) if wanted else range(self.all_sampled.start, done)
         self._sampler.sample_all(wanted)
@@ -177,7 +177,7 @@ class Watch(Observer):
             self.sample_all(period is not Period.HISTORY)
 
     def look_before_backward(self, roots: Any) -> None:
-        """Count the operators of the forward passes before it, in the first step that is sampled from its begin."""
+        """Count the operators of forward passes before it, in the first step that is sampled from its start."""
         if self._device.is_cuda or len(self.durations_s) != self.all_sampled.start:
             return
         self.pause()
@@ -187,7 +187,7 @@ class Watch(Observer):
         self._operators = size
 
     def look_at_call(self, call: ModelCall) -> None:
-        """Note the place of the call of a model."""
+        """Note the place that calls a model."""
         self._model_calls.add(own_lines(sys._getframe(1))[0], call.is_recorded)
 
     def timing_ended(self, shapes: Sequence[tuple[int, ...]]) -> None:
@@ -251,17 +251,17 @@ class Watch(Observer):
         return [{**self._operators._asdict(), "function": function, "place": place}]  # type: ignore[typeddict-item]
 
     def _usual_sampled(self, kinds: Sequence[StepKind]) -> list[int]:
-        """Return the usual steps among those sampled from their begin.
+        """Return the usual steps among those sampled from their start.
 
-        Where a machine became busy in the meantime, all of them are slower than the usual ones: then they stand for
-        these, without steps that come at a fixed distance.
+        If the machine has become busy since, all of them are slower than usual; then all count as usual, without
+        periodic steps.
         """
         periodic = {n for kind in kinds[1:] if kind.every for n in kind.positions}
         others = [n for kind in kinds for n in kind.positions if n in self.all_sampled and n not in periodic]
         return [n for n in kinds[0].positions if n in self.all_sampled] or others
 
     def _own_tools(self) -> Iterator[found.OwnToolRow]:
-        """Yield a row for each tool of the program, with the steps in which it begins or ends, too."""
+        """Yield a row for each tool of the program, including steps in which it begins or ends."""
         under = {
             number: self._tools[number] | self._tools[number + 1]
             for number in self._tools
@@ -283,7 +283,7 @@ class Watch(Observer):
             }
 
     def _is_whole(self, step: int) -> bool:
-        """Return whether a step was sampled from its begin."""
+        """Return whether a step was sampled from its start."""
         return step in self.all_sampled or step in self._expected
 
     def _memory_growth(self) -> Iterator[found.GrowthRow]:
@@ -301,7 +301,7 @@ class Watch(Observer):
     def _slow_start(self, phases: Mapping[str, Sequence[float]]) -> tuple[set[int], list[found.SlowStartRow]]:
         """Return the first steps of the loop and their row, if they are much slower than all later ones."""
         worked_s = self._worked_s()
-        # Steps that are sampled from their begin, or that a tool of the program observes, take longer than they would.
+        # steps that are sampled from their start, or observed by a tool of the program, take longer than otherwise
         others = self._compiling | {n for n, active in self._tools.items() if active}
         known = [n for n in range(len(worked_s)) if n not in self.all_sampled and n not in others]
         start = slow_start([worked_s[n] for n in known], len(worked_s) // 2)
@@ -325,7 +325,7 @@ class Watch(Observer):
 
 
 def _rises(phases: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Return the rise of each phase's time, from the median of the first third of the timed steps to the last."""
+    """Return the rise of each phase's time, from the median of the first third of the timed steps to the last third."""
     third = {name: len(times_s) // 3 for name, times_s in phases.items() if len(times_s) >= 2 * FEWEST_STEPS}
     return {name: median(phases[name][-n:]) - median(phases[name][:n]) for name, n in third.items()}
 

@@ -9,15 +9,15 @@ from torch import Tensor
 
 from cs_systems.measure.recorder.gradients import evenly, some_values
 
-MOST_PARAMETERS = 512  # that are compared
-MOST_VALUES = 512  # of a parameter
+MOST_PARAMETERS = 512  # most compared parameters
+MOST_VALUES = 512  # most compared elements of a parameter
 
 
 class Weights:
-    """Elements of parameters at one time.
+    """Elements of parameters at one point in time.
 
     Attributes:
-        changed: by the identity of a parameter that was compared, whether one of its elements has changed.
+        changed: whether an element has changed, by the identity of each compared parameter.
     """
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
@@ -25,7 +25,7 @@ class Weights:
         self._before = [(weakref.ref(p), _digest(p)) for p in evenly(parameters, MOST_PARAMETERS)]
 
     def compare(self) -> None:
-        """Compare the parameters that still exist."""
+        """Compare the parameters that still exist with their earlier values."""
         for reference, before in self._before:
             if (parameter := reference()) is not None and before is not None:
                 self.changed[id(parameter)] = _digest(parameter) != before

@@ -1,4 +1,4 @@
-"""Writer of the records of a recording; rank 0 writes those of all ranks."""
+"""Writer of the records of a recording; rank 0 writes the records of all ranks."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Writer:
     waits_for_nsys: keep the record of an nsys profile only in `records`, because its report does not exist yet.
 
     Attributes:
-        records: those that this process has written.
-        meeting: with the other ranks, if there are any.
-        before: the environment at the begin.
+        records: the records that this process has written.
+        meeting: the exchange with other ranks, if there are any.
+        before: the environment at the start.
     """
 
     def __init__(self, out: Path, subject: Subject, *, record_host: bool, waits_for_nsys: bool) -> None:
@@ -99,7 +99,7 @@ class Writer:
         return with_caveat(record, Caveat("no-tables", what, remedy))
 
     def add(self, tables: Tables) -> None:
-        """Write the record of the timing again, with more tables; on another rank than 0 there is none."""
+        """Write the record of the timing again, with more tables; only on rank 0."""
         number = next((n for n, r in enumerate(self.records) if not r.is_profiled), None)
         if number is None:
             return

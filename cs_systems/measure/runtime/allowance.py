@@ -1,4 +1,4 @@
-"""Time that the experiments of a sweep may take in all, and the cells that can have experiments."""
+"""Total time for the experiments of a sweep, and the cells that can have experiments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cs_systems.core.fields import Subject
 from cs_systems.core.validation import is_number, shown
 from cs_systems.record import RunRecord
 
-PROFILERS = ("none", "kineto", "nsys")  # under the others kernels run several times, or memory is recorded
+PROFILERS = ("none", "kineto", "nsys")  # other profilers run kernels several times, or record memory
 SUBJECTS = (Subject.STEP, Subject.OWN)
 
 
@@ -26,7 +26,7 @@ def refusal(config: RunConfig) -> str | None:
 
 
 def check(experiments_s: float, configs: Iterable[RunConfig]) -> None:
-    """Raise ConfigError for a time that is no number, and for one without effect on any of the cells."""
+    """Raise ConfigError for an invalid time, and for a time that has no effect on any of the cells."""
     if not is_number(experiments_s) or not experiments_s >= 0:
         raise ConfigError(f"experiments_s is {shown(experiments_s)}; give a number of seconds, at least 0")
     reasons = [refusal(config) for config in configs]
@@ -35,7 +35,7 @@ def check(experiments_s: float, configs: Iterable[RunConfig]) -> None:
 
 
 class Allowance:
-    """Rest of the time for experiments; the cells that come first may use all of it."""
+    """Time left for experiments; the first cells may use all of it."""
 
     def __init__(self, seconds: float) -> None:
         self._left_s = seconds

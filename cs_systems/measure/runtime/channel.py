@@ -141,7 +141,7 @@ class Warming(Message):
 
 @dataclass(frozen=True)
 class Experimenting(Message):
-    """Progress after the last step of the visited cell: the number of experiments, and about how long they take."""
+    """Progress after the last step of the visited cell: the number of experiments, and their approximate total time."""
 
     cell: int
     count: int
@@ -261,14 +261,14 @@ def from_json(text: str | bytes) -> Message:
 
 
 def encode(message: Message, pid: int, number: int) -> bytes:
-    """Make the frame of a message."""
+    """Encode a message as a frame."""
     body = to_json(message).encode()
     start = struct.pack(">4sIII", _MAGIC, pid, number, len(body))
     return start + struct.pack(">II", zlib.crc32(start), zlib.crc32(body)) + body
 
 
 def decode(frame: bytes, pid: int | None, number: int) -> Message:
-    """Read one whole frame with this writer and number. Raises ChannelError for any other."""
+    """Decode one whole frame with this writer and number. Raises ChannelError for any other frame."""
     data = bytearray(frame)
     message = _take(data, pid, number)
     if message is None or data:
@@ -392,7 +392,10 @@ def _identity(descriptor: int) -> tuple[int, int] | None:
 
 
 def requests(descriptor: int) -> typing.Iterator[Message]:
-    """Yield the requests that arrive in a worker, until the supervisor closes the pipe; reject frames of others."""
+    """Yield the requests that arrive in a worker until the supervisor closes the pipe.
+
+    Reject frames of other writers.
+    """
     os.set_inheritable(descriptor, False)
     data, number = bytearray(), 0
     while True:

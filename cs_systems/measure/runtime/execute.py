@@ -50,13 +50,14 @@ from cs_systems.measure.workloads._training import Training
 from cs_systems.record import STEADY, Environment, Measurement, Ran, RunRecord, Sample, make_key, measured_by
 
 Emit = Callable[[Message], object]
-# A resident workload that is visited again is compiled and allocated; one warm-up step restores caches and clocks.
+# A resident workload on a further visit is compiled and allocated already; one warm-up step restores caches and clocks.
 REVISIT_WARMUP = 1
-# Share of the device that residents may fill by prediction; the rest is for allocations that no formula predicts.
+# share of the device memory that residents may fill by prediction; the rest is for allocations that no formula predicts
 RESIDENT_SHARE = 0.8
-# Prediction over memory from which a cell cannot fit. No record of profiles/ has less than 1/1.16 of its prediction.
+# Ratio of prediction to memory above which a cell cannot fit. No record in profiles/ has less than 1/1.16 of its
+# prediction.
 CERTAIN = 1.2
-_COUNTED_STEPS = 3  # tries to get a step of the usual size, of which FLOPs are counted
+_COUNTED_STEPS = 3  # attempts to get a step of the usual size for counting FLOPs
 
 
 def build(cell: Cell, device: Device) -> Workload:
@@ -82,13 +83,13 @@ def preflight(cell: Cell, device: Device) -> int | None:
 
 
 class TooLarge(MemoryError):
-    """Cell whose predicted peak the host cannot hold, so that it is not run."""
+    """Error for a cell whose predicted peak exceeds the host's memory, so that it is not run."""
 
 
 def _refuse_too_large(predicted_bytes: int | None, device: Device) -> None:
     """Raise TooLarge for a cell that would fill the host's memory.
 
-    A GPU refuses the allocation that is too large. A host gives it, and slows down until the kernel kills a process.
+    A GPU refuses an allocation that is too large. A host allows it, and slows down until the kernel kills a process.
     """
     host_bytes = devices.host_memory_bytes()
     if device.is_cuda or predicted_bytes is None or host_bytes is None or predicted_bytes <= CERTAIN * host_bytes:
@@ -100,11 +101,11 @@ def _refuse_too_large(predicted_bytes: int | None, device: Device) -> None:
     )
 
 
-_MOST_BYTES = 1 << 200  # more than any formula gives, less than a float can hold
+_MOST_BYTES = 1 << 200  # larger than any formula's result, smaller than the largest float
 
 
 def _shown(value: Any) -> str:
-    """Format a value for a message: short numbers and texts as they are, anything else as its type."""
+    """Format a value for a message: short numbers and texts unchanged, anything else as its type."""
     if isinstance(value, str | float) or (isinstance(value, int) and abs(value) < _MOST_BYTES):
         return f"{value!r:.60}"
     return f"an object of type {type(value).__name__}" if not isinstance(value, int) else "a number that is too large"
@@ -121,11 +122,11 @@ class _Cell:
     samples: list[Sample] = field(default_factory=list)
     setup_s: float = 0.0
     peaks: list[tuple[int | None, int | None]] = field(default_factory=list)
-    graph_breaks: list[Any] = field(default_factory=list)  # as torch.compile noted them
-    sizes: list[StepSize] = field(default_factory=list)  # one for each sample, if each step has batches of its own
-    held_bytes: int = 0  # of device memory, between its visits
-    others_bytes: int = 0  # device memory that other cells hold while this one is visited
-    energy: list[EnergyRow] = field(default_factory=list)  # a row per visit, if the device has a counter
+    graph_breaks: list[Any] = field(default_factory=list)  # as torch.compile recorded them
+    sizes: list[StepSize] = field(default_factory=list)  # one per sample, if batches differ in size
+    held_bytes: int = 0  # device memory in bytes, between its visits
+    others_bytes: int = 0  # device memory that other cells hold during this visit
+    energy: list[EnergyRow] = field(default_factory=list)  # one row per visit, if the device has an energy counter
     before: Environment | None = None
     state: ProcessState | None = None  # state of the process when the cell's last visit ended
 
@@ -144,10 +145,10 @@ def run_cells(
 ) -> bool:
     """Measure the cells, in rounds if there are several. Returns False if the process must be replaced.
 
-    out: the path prefix of a profiler's files; a cell with a profiler comes alone.
-    experiments_s: the time for experiments of all cells together, each after the last step of its cell.
+    out: the path prefix of a profiler's files; a cell with a profiler comes alone. experiments_s: the time for
+    experiments of all cells together, each after the last step of its cell.
 
-    Each cell ends in one `CellRecord`. A failed cell leaves the others untouched, and each starts in the process state
+    Each cell ends in one `CellRecord`. A failed cell does not affect the others, and each starts in the process state
     from before the first. If that state cannot be restored, the process must be replaced.
     """
     cells = [_Cell(i, Cell(c)) for i, c in enumerate(configs)]
@@ -166,7 +167,7 @@ def run_cells(
                 cell.state.restore()
             reply, usable = _turn(cell, round, repeat, out, resident, len(cells) > 1, emit, allowed)
             if usable and (reply is not None or not resident):
-                _drop(cell)  # deleted before the check, which then covers what its deletion changes
+                _drop(cell)  # deleted before the check, which thereby includes the effects of the deletion
             if reply is None and len(cells) > 1:
                 cell.state = ProcessState()
             disturbed = _disturbances(cell, clean) if usable and (reply or len(cells) > 1) else []
@@ -176,10 +177,10 @@ def run_cells(
                 alive.remove(cell)
                 emit(reply)
             if disturbed:
-                with suppress(OSError, ValueError, AttributeError):  # standard error may be what was changed
+                with suppress(OSError, ValueError, AttributeError):  # standard error may be among the changes
                     print(f"replacing the worker: a cell left {', '.join(disturbed)}", file=sys.stderr)  # noqa: T201
             if disturbed or not usable:
-                return False  # without a working CUDA context even memory cannot be freed
+                return False  # without a working CUDA context, not even memory can be freed
     return True
 
 
@@ -193,28 +194,31 @@ def _turn(
     emit: Emit,
     allowed: Allowance,
 ) -> tuple[CellRecord | None, bool]:
-    """Visit a cell. Returns its record, if it failed or this was its last round, and whether CUDA is usable."""
+    """Visit a cell.
+
+    Returns its record if it failed or this was its last round, else None; and whether CUDA is still usable.
+    """
     try:
         _visit(cell, round, out, emit, shared=resident and shared)
         if round + 1 < cell.config.rounds:
             return None, True
         done, usable = _with_experiments(_success(cell, repeat, resident and shared), cell, allowed, emit)
         return CellRecord(cell.index, dataclasses.asdict(done)), usable
-    except Exception as raised:  # the error boundary of a cell: any exception becomes its record
+    except Exception as raised:  # error boundary of a cell: any exception becomes its record
         error = _readable(raised)
         record = dataclasses.asdict(_failure(cell, repeat, error))
         return CellRecord(cell.index, record, process_group.is_of_peers(error)), not devices.is_poisoned(error)
 
 
 def _load_sources(cells: list[_Cell], emit: Emit) -> None:
-    """Import the code from outside the package, so that its changes to the process apply to all of its cells."""
+    """Import code from outside the package early, so that its changes to the process apply to all cells that use it."""
     for cell in cells:
         if not cell.config.sources:
             continue
-        emit(Visit(cell.index))  # names the cell to blame if the import kills or hangs the process
+        emit(Visit(cell.index))  # identifies the cell if the import kills or hangs the process
         for role, names in cell.config.own_code.items():
             for name in names:
-                with suppress(Exception):  # raised again, and recorded, when the cell is built
+                with suppress(Exception):  # raised again and recorded when the cell is built
                     plugins.get(FIELDS[role].field.plugin, name)
 
 
@@ -239,12 +243,12 @@ def _all_fit(cells: list[_Cell], emit: Emit) -> bool:
     total = 0
     try:
         for cell in cells:
-            emit(Visit(cell.index))  # names the cell to blame if the prediction kills or hangs the process
+            emit(Visit(cell.index))  # identifies the cell if the prediction kills or hangs the process
             device = devices.resolve(cell.config.device)
             limit = cell.config.memory_limit_bytes or device.total_memory_bytes() or devices.host_memory_bytes()
             try:
                 predicted = preflight(cell.resolved, device)
-            except Unavailable:  # it takes no memory, as its first visit is its last
+            except Unavailable:  # it needs no memory, because it is not run
                 continue
             if predicted is None or limit is None:
                 return False
@@ -266,12 +270,12 @@ def _visit(cell: _Cell, round: int, out: Path | None, emit: Emit, *, shared: boo
     config = cell.config
     device = devices.resolve(config.device)
     cell.others_bytes = device.allocated_bytes() - cell.held_bytes if shared else 0
-    device.reset_peaks()  # discards the previous cell's peak, in case building this one fails
+    device.reset_peaks()  # reset the previous cell's peak, in case building this one fails
     devices.set_float32_matmul(config.precision)
     device.limit_memory(config.memory_limit_bytes)
     device.set_allocator(config.allocator)
     warmup, warmup_s = config.warmup, config.warmup_s
-    meter = Meter(device, alone=not config.is_distributed)  # before the device has work
+    meter = Meter(device, alone=not config.is_distributed)  # before the device has any work
     if cell.workload is None:
         started = time.perf_counter()
         cell.predicted_peak_bytes = preflight(cell.resolved, device)
@@ -283,7 +287,7 @@ def _visit(cell: _Cell, round: int, out: Path | None, emit: Emit, *, shared: boo
     else:
         warmup, warmup_s = min(warmup, REVISIT_WARMUP), 0.0
     if config.is_profiled and measured_by(config.profiler) == "time":
-        warmup = max(warmup, STEADY)  # the steps without the profiler, with which its cost is known
+        warmup = max(warmup, STEADY)  # steps without the profiler, from which its overhead is computed
     if cell.before is None:
         cell.before = environment(device)
     steps = config.steps // config.rounds + (round < config.steps % config.rounds)
@@ -302,7 +306,7 @@ def _visit(cell: _Cell, round: int, out: Path | None, emit: Emit, *, shared: boo
             round=round,
             probes=probes,
         )
-        if not config.is_distributed:  # ranks send nothing that their supervisor would have to join
+        if not config.is_distributed:  # ranks send nothing that their supervisor would have to merge
             samples = partial(samples, on_warmup=WarmupProgress(emit, cell.index, warmup, warmup_s))
         try:
             cell.samples += samples(cell.workload, region=region)
@@ -321,7 +325,7 @@ def _visit(cell: _Cell, round: int, out: Path | None, emit: Emit, *, shared: boo
 
 
 def _sizes(workload: Workload | None) -> list[StepSize]:
-    """Return the sizes of the steps of a user's own model since the last call, if each step has batches of its own."""
+    """Return the step sizes of a user's own model since the last call, if its batches differ in size."""
     inner = getattr(workload, "inner", None)
     return inner.take_sizes() if isinstance(inner, ModuleStep) else []
 
@@ -335,7 +339,7 @@ def _own_peak_bytes(cell: _Cell, device: Device) -> int | None:
 def _region(cell: _Cell, device: Device, out: Path | None) -> Callable[[], AbstractContextManager[object]]:
     """Return the factory of the profiler's context for the timed steps.
 
-    Hooks go on an uncompiled model, and on a user's own compiled one, whose code then names its modules.
+    Hooks are installed on an uncompiled model, and on a user's own compiled model, whose code then names its modules.
     """
     if not cell.config.is_profiled:
         return nullcontext
@@ -345,7 +349,7 @@ def _region(cell: _Cell, device: Device, out: Path | None) -> Callable[[], Abstr
 
 
 def _metered(meter: Meter, region: Callable[[], AbstractContextManager[object]]) -> Callable[[], Any]:
-    """Return the factory of the context for the timed steps, with which a window of the energy counter begins."""
+    """Return the factory of the context for the timed steps, which begins a window of the energy counter."""
 
     def begin() -> AbstractContextManager[object]:
         meter.begin()
@@ -355,7 +359,10 @@ def _metered(meter: Meter, region: Callable[[], AbstractContextManager[object]])
 
 
 def _compiling(config: RunConfig) -> AbstractContextManager[None]:
-    """Return a context for the steps, the first of which compiles; a profiler gets the layers in the compiled code."""
+    """Return a context for the steps, the first of which compiles.
+
+    Under a profiler, compiled code is marked by layer.
+    """
     if not config.is_profiled or config.compile not in MARKED_COMPILE_MODES:
         return nullcontext()
     from cs_systems.instrument.compiled_ranges import marked_code  # loads the compiler
@@ -417,9 +424,9 @@ def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
 
 
 def _with_experiments(record: RunRecord, cell: _Cell, allowed: Allowance, emit: Emit) -> tuple[RunRecord, bool]:
-    """Return the record with the experiments that its numbers ask for, and whether CUDA is still usable.
+    """Return the record with the experiments that its numbers call for, and whether CUDA is still usable.
 
-    A workload is dropped after its record, and a live model is restored as a whole.
+    A workload is deleted after its record, and a live model is restored completely.
     """
     limit_s, workload = allowed.of([cell.config]), cell.workload
     if not limit_s or record.clean is None or workload is None:
@@ -441,13 +448,13 @@ def _with_experiments(record: RunRecord, cell: _Cell, allowed: Allowance, emit: 
 
 
 def _precision(record: RunRecord) -> str | None:
-    """Return the precision of the step; None for code from outside the package that names none."""
+    """Return the precision of the step; None if code from outside the package does not state it."""
     ran = first_row(record.results, "ran").get("precision")
     return ran or (None if plugins.is_foreign(record.config["workload"]) else str(record.config["precision"]))
 
 
 def _provenance(config: RunConfig) -> dict[str, str]:
-    """Return the origin of foreign code, without which a measurement cannot be repeated."""
+    """Return the origin of foreign code, which is needed to repeat a measurement."""
     row: dict[str, str] = {}
     for role, names in config.own_code.items():
         sources = [source for name in names if (source := plugins.provenance(name))]
@@ -457,7 +464,7 @@ def _provenance(config: RunConfig) -> dict[str, str]:
 
 
 def _tables(cell: _Cell, device: Device, measured: MeasuredCost | None) -> Tables:
-    """Return the tables of the record besides its samples: memory, cost, and the workload's own tables."""
+    """Return the tables of the record other than its samples: memory, cost, and the workload's own tables."""
     made: Any = getattr(cell.workload, "tables", dict)()
     is_ours = isinstance(getattr(cell.workload, "inner", cell.workload), (Training, ForeignErrors))
     own = made if is_ours or not cell.resolved.is_own else plain_tables(made)
@@ -466,7 +473,7 @@ def _tables(cell: _Cell, device: Device, measured: MeasuredCost | None) -> Table
 
 
 def _forecast(cell: _Cell, device: Device) -> Tables:
-    """Return the prediction of a user's own model by fake tensors, for a cell that measures memory."""
+    """Return the prediction for a user's own model by fake tensors, if the cell measures memory."""
     if not cell.resolved.profiler.forecasts or not isinstance(cell.workload, _foreign.ForeignWorkload):
         return {}
     from cs_systems.measure.runtime.forecast import forecast
@@ -491,10 +498,10 @@ def _forecast(cell: _Cell, device: Device) -> Tables:
 
 
 def _measured_cost(workload: Workload | None, sizes: Sequence[StepSize]) -> MeasuredCost | None:
-    """Run one more step of a user's own model and count its FLOPs; None where that is not possible.
+    """Run one more step of a user's own model and count its FLOPs; None if that is not possible.
 
-    sizes: of one step, if each has batches of its own; a step of another size, such as the last of an epoch, is left
-    out.
+    sizes: the sizes of the timed steps, if batches differ; a step of another size, such as the last of an epoch, is not
+    counted.
     """
     inner = getattr(workload, "inner", None)
     if not isinstance(inner, ModuleStep) or inner.config.is_distributed:
@@ -506,7 +513,7 @@ def _measured_cost(workload: Workload | None, sizes: Sequence[StepSize]) -> Meas
             if inner.take_sizes() == [*sizes]:
                 return cost
         print("no FLOPs were counted: the batches after the timed steps have other sizes", file=sys.stderr)  # noqa: T201
-    except Exception as error:  # the measurement itself has succeeded
+    except Exception as error:  # the measurement itself succeeded
         print(f"no FLOPs were counted: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
     return None
 
@@ -560,7 +567,7 @@ def _failure(cell: _Cell, repeat: int, error: Exception) -> RunRecord:
         reason += _place(error, cell.config)
         with suppress(OSError, ValueError, AttributeError):  # standard error may be closed
             _print(error)
-    lost = status == "error" and devices.is_poisoned(error)  # the device may answer nothing after that
+    lost = status == "error" and devices.is_poisoned(error)  # the device may not respond after that
     device = devices.resolve_or_cpu("cpu" if lost else cell.config.device)
     surroundings = cell.before or environment(device)
     memory: MemoryRow = {
@@ -582,7 +589,7 @@ def _failure(cell: _Cell, repeat: int, error: Exception) -> RunRecord:
 
 
 def _print(error: Exception) -> None:
-    """Print an error to standard error: a user's mistake as one line, and others from the user's first frame on."""
+    """Print an error to standard error: a user's mistake as one line, other errors from the user's first frame on."""
     if isinstance(error, ConfigError):
         sys.stderr.write(f"{error}\n")
         return
@@ -594,7 +601,7 @@ def _print(error: Exception) -> None:
 
 
 def _is_ours(file: Path) -> bool:
-    """Return whether a file is of cs_systems or of torch, which calls a user's model."""
+    """Return whether a file belongs to cs_systems or to torch, which call a user's model."""
     return any(folder in file.parents for folder in _OWN_FOLDERS)
 
 

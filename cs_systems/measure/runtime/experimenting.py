@@ -1,7 +1,7 @@
-"""Experiments: small measurements after the last recorded step, whose results are the expectations of diagnoses.
+"""Experiments: small measurements after the last recorded step, from which diagnoses take their expectations.
 
 An experiment is a file of `measure/experiments/`. It runs the step again, changed in one way, or a part of the step
-alone. It is made only where its question arises, and only while the time for all of them lasts.
+alone. It is made only if its question arises, and only while there is time left.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cs_systems.machine.device import Device
 from cs_systems.measure.runtime.timing import measure
 from cs_systems.record import Measurement
 
-STEPS = 5  # measured steps of an experiment, after one step of warm-up
+STEPS = 5  # measured steps of an experiment, after one warm-up step
 
 Phases = Iterable[tuple[str, Callable[[], Any]]]
 
@@ -31,7 +31,7 @@ class Skipped(Exception):
 
 @dataclass(frozen=True)
 class Spread:
-    """Median of some times, with the least and the largest of them except one extreme on each side."""
+    """Median of some times, with the smallest and largest after dropping one extreme on each side."""
 
     value: float
     low: float
@@ -47,16 +47,16 @@ class Spread:
 
 @dataclass(frozen=True)
 class Step:
-    """Recorded step, for experiments.
+    """Recorded step for experiments.
 
     Attributes:
         device: its device.
-        clean: its samples without a profiler, all of them timed.
-        phases: returns the phases of a step, to be run again; None where no step can be called.
+        clean: its samples without a profiler; all are timed.
+        phases: returns the phases of a step to run again; None if no step can be called.
         prepare: the untimed work before each step.
         reason: why no step can be called.
-        is_eager: PyTorch dispatches each operator of the step, so that a mode sees it.
-        precision: the precision of its products, a value of Precision; None if unknown.
+        is_eager: PyTorch dispatches each operator of the step, so that a TorchDispatchMode sees it.
+        precision: the precision of its matrix products, a value of Precision; None if unknown.
         waits: the device is synchronised after each recorded step.
     """
 
@@ -77,18 +77,18 @@ class Step:
         return (self.clean.median_s(name) or 0.0) if name in self.clean.phase_names() else 0.0
 
     def again(self, without: Collection[str] = ()) -> Phases:
-        """Yield the phases of a step to run, except some."""
+        """Yield the phases of a step to run, except `without`."""
         assert self.phases is not None
         return ((name, run) for name, run in self.phases() if name not in without)
 
     def run(self, without: Collection[str] = ()) -> None:
-        """Run one step, except some phases."""
+        """Run one step, except the phases in `without`."""
         self.prepare()
         for _, phase in self.again(without):
             phase()
 
     def times_s(self, without: Collection[str] = (), steps: int = STEPS) -> list[float]:
-        """Return the durations of some steps, without some phases, taken as those of the recorded steps were."""
+        """Return the durations of some steps without some phases, measured in the same way as the recorded steps."""
         if self.waits:
             samples = measure(_Part(self, without), self.device, warmup=1, steps=steps)
             return [sample.wall_s for sample in samples if not sample.warmup]
@@ -96,7 +96,7 @@ class Step:
         return [self._together_s(without, steps) for _ in range(ROUNDS_TOGETHER)]
 
     def _together_s(self, without: Collection[str], steps: int) -> float:
-        """Return the mean duration of steps that follow each other without waiting for the device."""
+        """Return the mean duration of consecutive steps without waiting for the device in between."""
         self.device.synchronize()
         begin = time.perf_counter()
         for _ in range(steps):
@@ -129,12 +129,12 @@ class _Part:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Experiment, the constant of each file of `measure/experiments/`.
+    """Experiment: the constant of each file in `measure/experiments/`.
 
     Attributes:
         concerns: whether the question arises for this step.
-        cost_s: the time that it takes, about.
-        run: makes it, and returns its rows. Raises Skipped.
+        cost_s: returns about how long it takes, in s.
+        run: makes the experiment, and returns its rows. Raises Skipped.
     """
 
     concerns: Callable[[Step], bool]
@@ -167,16 +167,16 @@ def row(instead: str, of: str, then: Spread, baseline_s: float | None, stands_fo
 
 
 def concerning(step: Step) -> dict[str, Experiment]:
-    """Return the experiments whose question arises for a step."""
+    """Return the experiments with a question that arises for a step."""
     known = {name: plugins.get("experiments", name) for name in plugins.names("experiments")}
     return {name: each for name, each in known.items() if each.concerns(step)}
 
 
 def run_all(step: Step, limit_s: float, announce: Callable[[int, float], object] = lambda count, cost_s: None) -> Made:
-    """Make the experiments that concern a step, the cheapest first.
+    """Make the experiments for a step, the cheapest first.
 
-    limit_s: time for all of them. Those that would take longer than the rest of it are left out, and say so.
-    announce: called with their number and about how long they take, before the first.
+    limit_s: time for all of them. Experiments that would take longer than the time left are skipped, with a row that
+    says so. announce: called before the first, with their number and approximate total time in s.
     """
     planned = concerning(step)
     if step.phases is None:
@@ -199,7 +199,7 @@ def run_all(step: Step, limit_s: float, announce: Callable[[int, float], object]
             continue
         try:
             rows += _rows(name, planned[name], step)
-        except Exception as error:  # it fails nothing else
+        except Exception as error:  # an error affects only this experiment
             text = (str(error).strip().splitlines() or [""])[0]
             rows.append(skipped(_dashed(name), f"{type(error).__name__}: {text:.200}"))
             if devices.is_poisoned(error):

@@ -38,10 +38,10 @@ from cs_systems.measure.workloads import Cell, Unavailable, _foreign
 from cs_systems.measure.workloads._foreign import ForeignWorkload
 from cs_systems.measure.workloads._module import ModuleStep
 
-STEPS = 2  # the first one allocates the optimizer's state
+STEPS = 2  # the first step allocates the optimizer's state
 _CPU = Device(torch.device("cpu"))
 _OF_DATA = (DataDependentOutputException, DynamicOutputShapeException)
-# Precision that only CUDA has → precision with the same tensors.
+# precision that only CUDA has → precision with equal tensors
 _SAME_TENSORS = {Precision.TF32: Precision.FP32, Precision.FP8: Precision.BF16}
 
 
@@ -111,7 +111,7 @@ def _forecast(config: RunConfig, fake: bool) -> ForecastRow:
         stack.enter_context(masks_are_read())
         stack.enter_context(mode)
         stack.enter_context(tracker)
-        # The scale of the loss is a scalar, but its check reads a value.
+        # the scale of the loss is a scalar, but checking it reads a value
         step.scaler = torch.amp.GradScaler("cpu", enabled=False)
         tracker.built(step.model, _inputs(step, mode))
         for number in range(1, STEPS + 1):
@@ -216,7 +216,7 @@ def _inputs(step: ModuleStep, mode: Any) -> list[Any]:
 
 
 def _fake(tensor: Tensor, mode: Any) -> Tensor:
-    """Return this tensor's fake tensor, always the same; or the tensor itself if it is fake or must stay real."""
+    """Return the fake tensor of this tensor, always the same one; the tensor itself if it is fake or must stay real."""
     if isinstance(tensor, FakeTensor) or not isinstance(mode, ValuedFakeMode):
         return tensor
     return mode.from_batch(tensor)

@@ -24,7 +24,7 @@ from typing import Any
 SERVER = [sys.executable, "-m", "cs_systems.measure.runtime.fork_server"]
 READY = b"R"
 NOT_FORKED = b"0"  # answer instead of a PID: a module that the server imported has opened a GPU
-LONGEST_BYTES = 1 << 20  # more than the kernel passes in one message; a longer environment is refused
+LONGEST_BYTES = 1 << 20  # more than the kernel passes in one message; longer environments are refused
 MOST_DESCRIPTORS = 200  # the kernel passes at most 253 in one message
 _PACKAGE = Path(__file__).parents[2]
 # Variables that no import reads, so a worker can get its own values after the fork.
@@ -91,7 +91,7 @@ class _Server:
 
     @property
     def is_mine(self) -> bool:
-        """Flag of the process that started the server; False in a child that it forked."""
+        """Flag of the process that started the server; False in a forked child."""
         return self._owner == os.getpid()
 
     def fork(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> int:
@@ -189,7 +189,7 @@ def _end() -> None:
     _retire()
     for process in _retired:
         process.kill()
-        process.returncode = 0  # do not wait: a second Ctrl-C would interrupt that with a traceback
+        process.returncode = 0  # do not wait, because a second Ctrl-C would then print a traceback
 
 
 def _inherited(environment: Mapping[str, str]) -> dict[str, object]:

@@ -16,7 +16,7 @@ import sys
 from cs_systems.measure.runtime.guardian import HANDLED, PR_SET_PDEATHSIG, Guardian, prctl
 
 if __name__ == "__main__":
-    gc.disable()  # importing torch makes no garbage; a worker turns collection on
+    gc.disable()  # importing torch makes no garbage; the worker enables collection again
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # `serve` watches the parent, but importing takes seconds
     if os.getppid() != int(sys.argv[2]):
         sys.exit(1)
@@ -73,7 +73,7 @@ class ForkingGuardian(Guardian):
 
 
 def _run_and_exit() -> NoReturn:
-    """Run the worker, then exit as an interpreter does, so that the guardian's frames above do not continue here."""
+    """Run the worker, then exit as an interpreter does, so that the guardian's frames on the stack do not continue."""
     status = 0
     try:
         try:

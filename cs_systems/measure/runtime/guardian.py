@@ -54,8 +54,8 @@ class Guardian:
         wakeup_read, wakeup_write = os.pipe()
         os.set_blocking(wakeup_write, False)
         signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
-        # Use handlers that do nothing: workers would inherit SIG_IGN, which they should get only from nohup or a
-        # shell. The kernel sends SIGTERM when the supervisor's thread ends.
+        # Use handlers that do nothing, because workers would inherit SIG_IGN, which only nohup or a shell should give
+        # them. The kernel sends SIGTERM when the supervisor's thread ends.
         for number in HANDLED:
             if number in (signal.SIGCHLD, signal.SIGTERM) or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda *_: None)
