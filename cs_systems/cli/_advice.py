@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,8 +15,10 @@ if TYPE_CHECKING:
     from cs_systems.advise.answer import Answer
     from cs_systems.advise.lever import Lever, Situation
     from cs_systems.analysis.diagnosis import Answer as DiagnosisAnswer
+    from cs_systems.record import RunRecord
 
 ADVICE = "advice.json"
+SCRIPT = "YOUR_SCRIPT.py"
 RECORD_BYTES = 20_000  # at most, for one process
 
 
@@ -33,6 +36,24 @@ def try_command(answer: DiagnosisAnswer, cell: Sequence[str] = (), script: Seque
             goal = ["--goal", "memory"] if diagnosis.unit == "bytes" else []
             return ["cs-systems", "advise", *cell, *goal, "--levers", *levers, *(["--", *script] if script else [])]
     return []
+
+
+def try_after_trace(answer: DiagnosisAnswer, record: RunRecord | None) -> list[str]:
+    """Return the words of `try_command` for a trace: for its cell or script if a record names it, else for SCRIPT.
+
+    record: the record that names the file of the trace.
+    """
+    from cs_systems.advise.answer import command_words
+    from cs_systems.core.fields import Subject
+
+    if record is None:
+        return try_command(answer, script=(SCRIPT,))
+    cell = record.run_config
+    if cell.subject is not Subject.LOOP:
+        return [] if cell.is_distributed else try_command(answer, command_words(cell.of_any_measurement)[2:])
+    command = shlex.split(record.origin.command or "") if record.origin else []
+    script = command[command.index("--") + 1 :] if "--" in command else []
+    return try_command(answer, script=script) if script[:1] not in ([], ["-m"]) else []
 
 
 def say(line: str) -> None:

@@ -31,6 +31,7 @@ from cs_systems.cli._tables import (
 )
 from cs_systems.config import ConfigError
 from cs_systems.core.formats import TIMELINE, offered, refuse_other, suffixes
+from cs_systems.core.printable import labelled_command
 from cs_systems.core.range_names import SPLITS
 from cs_systems.core.tables import Row
 from cs_systems.core.units import counted
@@ -228,7 +229,20 @@ def _analysis(args: Analyze, tables: Sequence[str], source: Source, profile: Pro
         sections.append((DECLARED[name], shown, remarks))
     found = None if args.table else _answer(profile)
     heading = _heading(source, profile)
-    return answer_text(args, heading, sections, found, profile.incomplete)
+    text = answer_text(args, heading, sections, found, profile.incomplete)
+    return [*text, _try(args, source, found)] if found and is_short(args) else text
+
+
+def _try(args: Analyze, source: Source, answer: Answer) -> str:
+    """Return the command that would try the first remedy with a lever, as a line; "" without one."""
+    from cs_systems.cli._advice import try_after_trace
+    from cs_systems.cli._output import terminal_width
+    from cs_systems.record import recorded_files
+    from cs_systems.report.tables.formats import text_width
+
+    record = recorded_files(source.path.parent).get(source.path.name)
+    words = try_after_trace(answer, record)
+    return labelled_command("advise:", words, text_width(terminal_width(args.output))) + "\n" if words else ""
 
 
 def _filled_tables(profile: Profile) -> str:

@@ -4,6 +4,7 @@ import ast
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,11 @@ from cs_systems.advise.scripts import ScriptBench, diff
 from cs_systems.analysis.diagnosis import Answer as DiagnosisAnswer
 from cs_systems.analysis.diagnosis import Diagnosis
 from cs_systems.cli import main
-from cs_systems.cli._advice import try_command
+from cs_systems.cli._advice import try_after_trace, try_command
+from cs_systems.config import RunConfig
 from cs_systems.core import plugins
 from cs_systems.measure.runtime.program import script_command
+from cs_systems.record import Origin, RunRecord
 from tests.advise.test_search import CPU, GPU
 
 SCRIPT = '''"""Training as it is often written first."""
@@ -91,6 +94,21 @@ def test_the_first_remedy_with_a_lever_gives_the_command_that_tries_it() -> None
     assert try_command(DiagnosisAnswer((unknown,))) == []
     codes = {name.replace("_", "-") for name in plugins.names("diagnosis")}
     assert {code for lever in all_levers().values() for code in lever.remedies} <= codes
+
+
+def test_command_after_a_trace_names_its_cell_or_its_script() -> None:
+    answer = DiagnosisAnswer((Diagnosis("c", "r", 1.0, code="launch-bound"),))
+    start = ["cs-systems", "advise"]
+    assert try_after_trace(answer, None) == [*start, "--levers", "compile", "--", "YOUR_SCRIPT.py"]
+    cell = RunRecord("", RunConfig(profiler="kineto").to_dict(), "ok")
+    words = try_after_trace(answer, cell)
+    assert words[2:4] == ["--size", "small"]
+    assert words[-3:] == ["--levers", "compile", "cuda_graph"]
+    loop = replace(cell, config=RunConfig(workload="loop train").to_dict())
+    for given, script in (("-- train.py --lr 1", ["--", "train.py", "--lr", "1"]), ("-- -m train", [])):
+        recorded = replace(loop, origin=Origin(1.0, f"cs-systems run --steps 2:8 {given}"))
+        assert try_after_trace(answer, recorded) == ([*start, "--levers", "compile", *script] if script else [])
+    assert try_after_trace(answer, loop) == []
 
 
 @pytest.mark.parametrize("environment", [GPU, CPU], ids=["gpu", "cpu"])

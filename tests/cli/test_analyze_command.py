@@ -45,7 +45,7 @@ def test_analyze_prints_every_table_in_80_columns(nsys_path: Path, capsys: pytes
     assert "30.8% of the time is in 30 more kernels; --top shows more" in lines
 
 
-def test_short_answer_fits_a_screen_and_ends_with_its_first_cause(
+def test_short_answer_fits_a_screen_and_ends_with_its_first_cause_and_the_command_that_tries_its_remedy(
     nsys_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert analyze(nsys_path) == 0
@@ -55,7 +55,9 @@ def test_short_answer_fits_a_screen_and_ends_with_its_first_cause(
     assert captions == ["phases", "kernels", "gaps"]
     more = " ".join(lines).partition("more with --all, or --table NAME: ")[2]
     assert more.startswith("steps, ratio, phases, families, kernels, layers,")
+    more, advise = more.split("  advise:  ")
     assert more.endswith(f" {lines[0].removeprefix('1. ')} or capture the step in a CUDA graph (torch.cuda.graph)")
+    assert advise == "cs-systems advise --levers compile -- YOUR_SCRIPT.py"
 
 
 def test_short_answer_of_a_trace_without_kernels_has_its_first_tables(
