@@ -1,1 +1,1 @@
-"""Experiments that the tool makes by itself after the last recorded step; each file exports one, `EXPERIMENT`."""
+"""Experiments after the last recorded step, one file each, which exports `EXPERIMENT`."""

@@ -66,10 +66,10 @@ class Journal:
 
     @classmethod
     def prepare(cls, out: str | os.PathLike[str], *, fresh: bool | None = None, record_host: bool = False) -> Journal:
-        """Create the folder and check that it is writable, before a long sweep whose records could not be saved.
+        """Create the folder and check that it is writable, before a long sweep with records that could not be saved.
 
-        fresh: put its existing records aside; None for a caller without this option, so that no error names it.
-        record_host: write this host's name into the new ones.
+        fresh: rename its existing records; None for a caller without this option, so that no error names it.
+        record_host: write this host's name into new records.
         """
         folder = Path(out)
         if folder.is_file():
@@ -139,7 +139,7 @@ class Journal:
         return sum(r.status in DONE and r.run_config.key() == config.key() for r in self.read()[0])
 
     def stamped(self, record: RunRecord) -> RunRecord:
-        """Return the record with its origin, which its page shows."""
+        """Return the record with its origin: date, command, and the host on request."""
         return record.stamped(record_host=self._record_host)
 
     def append(self, record: RunRecord) -> RunRecord:
@@ -161,7 +161,7 @@ class Journal:
         try:
             key, repeat = self._running.read_text().split()
             return next((config, int(repeat)) for config in configs if config.key() == key)
-        except (FileNotFoundError, ValueError, StopIteration):  # or it was killed before a cell began
+        except (FileNotFoundError, ValueError, StopIteration):  # or it was killed before any cell began
             return None
 
 
@@ -175,7 +175,7 @@ def _open_plain(path: Path, flags: int) -> IO[bytes]:
 
 
 def _aside(file: Path) -> Path:
-    """Return an unused name for old records; it has a number if --fresh is given twice within a second."""
+    """Return an unused name for old records, with a number if --fresh is given twice within a second."""
     until = f"records-until-{time.strftime('%Y%m%d-%H%M%S')}"
     names = itertools.chain([until], (f"{until}-{number}" for number in itertools.count(2)))
     return next(path for name in names if not (path := file.with_name(f"{name}.jsonl")).exists())

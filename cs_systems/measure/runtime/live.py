@@ -36,7 +36,7 @@ from cs_systems.record import RunRecord
 
 
 def setup_of(model: Any, inputs: Any, parts: Mapping[str, Any]) -> TrainingSetup:
-    """Return the training step of a live model. Raises ConfigError."""
+    """Return the training step of a live model. Raises ConfigError for unusable parts."""
     if not isinstance(model, nn.Module):
         remedy = instance_or("give an nn.Module, or a ModelConfig such as preset('small')", model)
         raise ConfigError(f"model is {shown(model)}; {remedy}")
@@ -60,12 +60,12 @@ def run_live(
     out: str | os.PathLike[str] | None,
     experiments_s: float = 0.0,
 ) -> RunRecord:
-    """Measure an object in this process, and restore the state of both afterwards.
+    """Measure an object in this process; afterwards restore the state of the object and of the process.
 
     Args:
         made: a TrainingSetup or another form that a factory may return, a factory, a step, or a Workload.
         config: configuration of the cell; the object replaces its workload.
-        plan: the cell's field `checkpoint`, if it is given.
+        plan: the cell's field `checkpoint`, if given.
         name: name of the object in tables; by default the name of its class or function.
         out: folder to which the record is appended.
         experiments_s: the time for experiments after the last step.
@@ -139,7 +139,7 @@ def restored(process: ProcessState, objects: ObjectState, lost: list[str]) -> It
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Delay Ctrl-C until the end of the block, because half-restored weights would be worse than a wait."""
+    """Delay Ctrl-C until the end of the block, because half-restored weights would be worse than a delay."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or handler is None:
         yield
@@ -174,7 +174,7 @@ def _locked(journal: Journal) -> Iterator[Path]:
 
 
 def _name_of(subject: Any) -> str:
-    function = getattr(subject, "func", subject)  # functools.partial has these
+    function = getattr(subject, "func", subject)  # functools.partial keeps the function in this attribute
     return str(getattr(function, "__name__", type(subject).__name__))
 
 

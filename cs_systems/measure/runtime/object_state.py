@@ -30,17 +30,18 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from cs_systems.config import ConfigError
 from cs_systems.measure.workloads._setup import TrainingSetup
 
-MOST_OBJECTS = 100_000  # limit of objects besides modules, tensors and optimizer, the nearest first: one to two seconds
-_PARTS = ("model", "optimizer", "scheduler", "loss", "forward", "batch")  # of a TrainingSetup
+# most objects besides modules, tensors and optimizer, the nearest first: takes one to two seconds
+MOST_OBJECTS = 100_000
+_PARTS = ("model", "optimizer", "scheduler", "loss", "forward", "batch")  # attributes of a TrainingSetup
 _MISSING = object()
 
 
 class Stage(IntEnum):
-    """Order in which the parts of the state are put back."""
+    """Order in which the parts of the state are restored."""
 
     WEIGHTS = 0
     BUFFERS = 1
-    GRADIENTS = 2  # values first, because a gradient's assignment can depend on dtypes
+    GRADIENTS = 2  # after the values, because assigning a gradient can depend on dtypes
     GRADIENT_OF = 3
     MODULES = 4  # modes, hooks and other attributes
     OPTIMIZER = 5
@@ -53,7 +54,7 @@ class ObjectState:
     def __init__(self, setup: TrainingSetup | None = None, **others: Any) -> None:
         """Keep the state. Raises ConfigError for a model whose parameters or buffers have no values yet.
 
-        others: further objects by name, modules and optimizers among them.
+        others: further objects by name, which may include modules and optimizers.
         """
         self._kept: list[_Kept] = []
         parts = {} if setup is None else {part: getattr(setup, part) for part in _PARTS}
@@ -80,13 +81,13 @@ class ObjectState:
             try:
                 with torch._C.DisableTorchFunctionSubclass():
                     kept.undo()
-            except Exception as error:  # an error in one must not leave the others changed
+            except Exception as error:  # an error in one must not prevent restoring the others
                 lost.append(f"{kept.node.path()} ({''.join(traceback.format_exception_only(error)).strip():.80})")
         return lost
 
 
 class _Node(NamedTuple):
-    """Object, with the path to it from a part of the setup."""
+    """Object with the path that leads to it from a part of the setup."""
 
     value: Any
     parent: _Node | None
@@ -108,11 +109,11 @@ class _Kept(NamedTuple):
 
 
 class _Content(NamedTuple):
-    """Part of an object's content: the function that restores it, and the objects in it, with their labels."""
+    """Part of an object's content: the function that restores it, and the objects in it with their labels."""
 
     undo: Callable[[], object] | None
     children: Iterable[tuple[str, Any]] = ()
-    stage: Stage | None = None  # None: the stage of the object
+    stage: Stage | None = None  # None means the stage of the object
 
 
 def _check_values(model: nn.Module) -> None:
@@ -163,7 +164,7 @@ def _readable(value: Any) -> Iterator[_Content]:
     """Yield the content of an object; for unreadable content, a function that reports it at the end."""
     try:
         yield from _contents(value)
-    except Exception as error:  # for example, a tensor of a class with unreadable values
+    except Exception as error:  # such as a tensor of a class with unreadable values
         yield _Content(partial(_raise, error))
 
 
@@ -206,8 +207,8 @@ def _contents(value: Any) -> Iterator[_Content]:
         yield _Content(partial(_restore_class, value, kind), stage=stage)
 
 
-_HEAP_TYPE = 1 << 9  # classes made by a `class` statement
-_OF_LIBRARY = {  # standard-library modules with containers and base classes of data
+_HEAP_TYPE = 1 << 9  # flag of classes made by a `class` statement
+_OF_LIBRARY = {  # standard-library modules whose classes are containers or base classes of data
     *("abc", "argparse", "builtins", "collections", "contextlib", "dataclasses", "functools", "types", "typing")
 }
 _OF_TORCH = ("torch.nn", "torch.optim", "torch.amp", "torch.ao")
@@ -475,7 +476,8 @@ def _values(tensor: Tensor) -> Callable[[], object]:
                 tensor.untyped_storage().resize_(size_bytes)
             if device.type != "cpu" or not _has_bits(_once(tensor.data), values):
                 _copy(tensor, values)
-        if version is not None and tensor._version != version:  # a graph that will still run backward checks it
+        # a graph that will still run backward checks this version
+        if version is not None and tensor._version != version:
             torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
         _restore_flag(tensor, requires_grad)
 

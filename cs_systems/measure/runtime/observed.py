@@ -1,4 +1,4 @@
-"""Recorders that are observing a loop of this process; meanwhile `run` and `sweep` refuse to measure.
+"""Recorders that are observing a loop of this process; while one does, `run` and `sweep` refuse to measure.
 
 A measurement inside a recorded loop would become part of its steps, and compete with it for the device.
 """

@@ -1,7 +1,7 @@
-"""Interleaved measurement of A and B: pairs of fresh processes in drawn orders, until a sequential test is decided.
+"""Interleaved measurement of A and B: pairs of new processes in random order, until a sequential test is decided.
 
-One process of each side runs first and is not counted: it fills caches of files and compilers. Then a pair follows
-another, and after each the test is asked. A pair with a process that failed counts for nothing, and is kept as a row.
+First, one uncounted process of each side fills caches of files and compilers. The test is evaluated after each pair. A
+pair with a failed process does not count, but is kept as a row.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from cs_systems.measure.runtime.program import Trial
 
 SIDES = ("A", "B")
 MOST_FAILURES = 3
-"""Pairs in a row that may fail before the comparison ends."""
+"""Failed pairs in a row after which the comparison ends."""
 
 
 class Ran(NamedTuple):
-    """One process of the comparison: its side, its pair from 1, or 0 before the first, and its place in it, 1 or 2."""
+    """One process of the comparison: its side; its pair, from 1 (0 before the first pair).
+
+    And its place in the pair, 1 or 2.
+    """
 
     side: str
     pair: int
@@ -35,7 +38,7 @@ class Interleaved:
         measure: runs one process of the side, "A" or "B".
         test: the test to fill; it may hold pairs already.
         most_pairs: pairs after which the comparison ends without a verdict.
-        budget_s: time after which no pair begins that would probably end later; None for no limit.
+        budget_s: time limit in s; no pair begins that would probably exceed it; None for no limit.
         first: run one process of each side before the pairs.
     """
 
@@ -74,7 +77,7 @@ class Interleaved:
                     values[side] = ran.trial.value
                 else:
                     reason = f"{side}: {ran.trial.reason}"
-                if len(values) == len(SIDES):  # before the caller is told, who may end here
+                if len(values) == len(SIDES):  # before the caller gets the process, because it may stop here
                     self._test.add(*(values[each] for each in SIDES))
                 yield ran
             longest_s = max(longest_s, self._clock() - pair_began_s)

@@ -1,6 +1,7 @@
 """State of a worker process that a cell must leave unchanged: `ProcessState()` before the cell, `restore()` after it.
 
-Reversible changes are undone after each cell; `restore` names the irreversible ones, and the worker is replaced.
+Reversible changes are undone after each cell; if there are irreversible ones, `restore` names them and the worker is
+replaced.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def _set_float32_products(precisions: tuple[str, str, str]) -> None:
     cudnn: Any = torch.backends.cudnn
     torch.backends.cuda.matmul.fp32_precision, convolutions, recurrent = precisions
     set_cudnn_tf32(convolutions == "tf32")
-    if _float32_products() != precisions:  # raised after use of the newer settings
+    if _float32_products() != precisions:  # raised after the newer settings were used
         cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = convolutions, recurrent
 
 
@@ -101,7 +102,7 @@ def _cuda_random() -> Any:
 def _set_cuda_random(states: Any) -> None:
     if states is not None:
         torch.cuda.set_rng_state_all(states)
-    elif torch.cuda.is_initialized():  # initialised in this cell; a new generator has this seed
+    elif torch.cuda.is_initialized():  # initialised in this cell; a new generator starts with this seed
         torch.cuda.manual_seed_all(torch.initial_seed())
 
 

@@ -56,7 +56,7 @@ class WorkerOutOfMemory(WorkerDied):
 
 
 class WorkerTimeout(RuntimeError):
-    """Error for a worker that sent no message in the allowed time, which the text states; `remedy` may follow it."""
+    """Error for a worker that sent no message in the allowed time, which the text states; a remedy may follow."""
 
     remedy = "; raise timeout_s"
 
@@ -77,7 +77,8 @@ class Log:
 
     def __init__(self, path: Path | None) -> None:
         self.stream: IO[bytes] = tempfile.TemporaryFile() if path is None else path.open("ab+")  # noqa: SIM115
-        self.begin = self.stream.seek(0, os.SEEK_END)  # start of this process's output, later of this visit's output
+        # position where this process's output begins, later this visit's output
+        self.begin = self.stream.seek(0, os.SEEK_END)
 
     def tail(self, size_bytes: int) -> str:
         end = self.stream.seek(0, os.SEEK_END)
@@ -85,7 +86,7 @@ class Log:
         return self.stream.read().decode(errors="replace")
 
     def last_output(self) -> str:
-        """Return the last line that explains a process's end, as a clause: an exception's line, else the last line."""
+        """Return, as a clause, the last line that explains the end of a process, preferably an exception's line."""
         lines = [line for line in map(printable, self.tail(1 << 14).splitlines()) if line.strip()]
         lines = [line for line in lines if not _USAGE.match(line)] or lines
         errors = [line for line in lines if _EXPLAINS.match(line)]
@@ -94,7 +95,7 @@ class Log:
         return f"; its last output: {last[:200]}" if last else ""
 
 
-_USAGE = re.compile(r"usage: |Try '|Use the '")  # programs print this after the reason for rejecting an option
+_USAGE = re.compile(r"usage: |Try '|Use the '")  # programs print this after the reason why they reject an option
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # torch's prefix of each line of a traceback
 # Lines that report an error, as written by Python exceptions, C++, the interpreter, and programs.
 _EXPLAINS = re.compile(
@@ -112,7 +113,7 @@ def printable(text: str) -> str:
 class Member:
     """Worker of a tree: its pipes, and the messages received from it that are not processed yet.
 
-    broken: the error of invalid data on its pipe, which came after `received`; nothing is read from then on.
+    broken: the error of invalid data on its pipe, after the messages in `received`; nothing more is read.
     """
 
     index: int
@@ -267,7 +268,7 @@ class Tree:
         for member in self.members:
             member.stop_requests()
         if not self.wait_for_end(self.members, GRACE_S) and wrapped:
-            for pid in pids:  # a thread that the worker's step left running would block its exit
+            for pid in pids:  # a thread that the worker's step left running would prevent its exit
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
             self.wait_for_end(self.members, FINISH_TIMEOUT_S)
@@ -313,9 +314,9 @@ def _start_guardian(
 
 
 class Worker:
-    """Worker process that starts on creation; `close` ends it and all its descendants.
+    """Worker process; it starts on creation, and `close` ends it and all its descendants.
 
-    wrap: builds a command that runs the worker's command and passes its open pipes on.
+    wrap: builds a command that runs the worker's command and passes on its open pipes.
     """
 
     def __init__(self, log: Path | None = None, wrap: Callable[[list[str]], list[str]] = list) -> None:

@@ -1,4 +1,4 @@
-"""One run of a program of the user's, as it is or with the loop of its script recorded; nothing it started stays."""
+"""One run of a user's program, unchanged or with its script's loop recorded; everything that it started is ended."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ NO_LOOP = "no backward pass of torch was seen"
 class Program:
     """Program to run.
 
-    title: its name for people. words: its arguments. python: the interpreter of a script, whose loop can be recorded;
-    None for another program, whose words begin with its name. folder, environment: where and with what it runs.
+    title: its name for people. words: its arguments. python: the interpreter for a script, so that its loop can be
+    recorded; None for another program, whose name is the first of `words`. folder, environment: where it runs, and with
+    which variables.
     """
 
     title: str
@@ -44,12 +45,12 @@ class Program:
 
 
 class Trial(NamedTuple):
-    """Result of one process: the number that is compared, such as the duration of a step, or why there is none."""
+    """Result of one process: the compared value, such as the duration of a step, or the reason why there is none."""
 
     value: float | None
     reason: str | None = None
-    loss: float | None = None  # of the last step
-    has_failed: bool = False  # the program ended with an error
+    loss: float | None = None  # loss of the last step
+    has_failed: bool = False  # whether the program ended with an error
     step_j: float | None = None
 
 
@@ -61,7 +62,7 @@ class Ended(NamedTuple):
 
 
 def timed(program: Program, timeout_s: float | None = None) -> Trial:
-    """Run the program as it is; the result's value is its wall time."""
+    """Run the program unchanged; the value of the result is its wall time."""
     ended = run_program(program.argv, folder=program.folder, environment=program.environment, timeout_s=timeout_s)
     return Trial(None if ended.reason else ended.wall_s, ended.reason, has_failed=ended.reason is not None)
 
@@ -69,12 +70,12 @@ def timed(program: Program, timeout_s: float | None = None) -> Trial:
 def recorded(
     program: Program, out: Path, *, name: str, warmup: int, steps: int, timeout_s: float | None = None
 ) -> tuple[Trial, RunRecord | None]:
-    """Run a script up to its last recorded step; the value is the median of the timed ones, of the record returned.
+    """Run a script up to its last recorded step; the value is the median of the timed steps in the returned record.
 
     Args:
-        program: with an interpreter.
+        program: a script with an interpreter.
         out: folder of the records, outside of what is measured.
-        name: of the loop in tables.
+        name: the name of the loop in tables.
         warmup: steps before the timed ones.
         steps: timed steps.
         timeout_s: time after which the program is ended.
@@ -102,7 +103,7 @@ def recorded(
 
 
 def _with_this_package(scratch: Path, environment: Mapping[str, str]) -> str:
-    """Return a PYTHONPATH by which another interpreter, or another folder, finds this package and nothing else here."""
+    """Return a PYTHONPATH by which another interpreter or folder finds this package, and nothing else from here."""
     (scratch / "cs_systems").symlink_to(Path(__file__).parents[2], target_is_directory=True)
     theirs = environment.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
     return os.pathsep.join(filter(None, [str(scratch), theirs]))
@@ -116,9 +117,9 @@ def script_command(options: Mapping[str, Any], words: Sequence[str], python: str
 def run_program(
     argv: Sequence[str], *, folder: Path, environment: Mapping[str, str] | None = None, timeout_s: float | None = None
 ) -> Ended:
-    """Run a program without input, keep its output apart, and end what it leaves running, also on an interrupt.
+    """Run a program without input, capture its output, and end what it leaves running, also on an interrupt.
 
-    environment: variables besides those of this process.
+    environment: variables in addition to those of this process.
     """
     log = Log(None)
     began_s = time.perf_counter()

@@ -1,8 +1,7 @@
 """Ranks of one machine as a single worker: N processes with a device each, which measure the same cells together.
 
 All ranks get the same requests and answer them individually; their measurements become one record (`stragglers`). They
-find each other by a file in a private folder and communicate over the loopback interface, which no other machine can
-reach.
+meet through a file in a private folder and communicate over the loopback interface, which no other machine can reach.
 
 A cell that fails on a rank ends within `SETTLE_S`, and the record names the rank, its device and its error. A hung rank
 is detected by its peers: their collectives fail after the kind's patience. Then, or at the timeout, each rank reports
@@ -40,14 +39,15 @@ from cs_systems.measure.runtime.stragglers import verdict
 
 PATIENCE_S = 25.0
 COMPILING_PATIENCE_S = 600.0
-SETTLE_S = 2.0  # time for the peers of a failed rank to report
-_LOG_CHECK_S = 1.0  # interval at which the logs are searched for NCCL's watchdog while no message arrives
-_STACK_TIMEOUT_S = 3.0  # time for a rank to report its stack: on a busy machine it waits for a core
+SETTLE_S = 2.0  # time for the other ranks to report after one failed
+_LOG_CHECK_S = 1.0  # interval between searches of the logs for NCCL's watchdog while no message arrives
+_STACK_TIMEOUT_S = 3.0  # time for a rank to report its stack; on a busy machine it waits for a core
 # Environment variables of a launcher, removed before launching ranks: they belong to another process group.
 _OF_LAUNCHERS = re.compile("PET_|TORCHELASTIC_|MASTER_|RANK$|WORLD_SIZE$|LOCAL_|GROUP_|ROLE_")
 LOOPBACK = "lo"
 _WAITS = re.compile(r"\(distributed_c10d\.py:\d+\)$")  # stack line of a rank that is waiting for its peers
-_ALMOST = 0.8  # share of a rank's patience after which such a line is trusted: a message is read after it was sent
+# share of a rank's patience after which a waiting line is believed, because messages arrive after they are sent
+_ALMOST = 0.8
 # NCCL's watchdog logs this before it ends a process with a collective that timed out waiting for a peer.
 _NCCL_TIMEOUT = "Watchdog caught collective operation timeout"
 
@@ -56,10 +56,10 @@ _NCCL_TIMEOUT = "Watchdog caught collective operation timeout"
 class Kind:
     """Requirements of a cell on the processes that measure it; cells of one kind share processes.
 
-    sources: code from outside the package that the cell names; importing it may change the process.
-    patience_s: how long a rank waits for its peers in a collective before they count as hung. It need not be as long as
-    a step, which is slow on all ranks alike, so a hang is found even without a timeout. A longer timeout is also the
-    patience, for cells whose ranks drift apart. It has a longer minimum where each rank compiles.
+    sources: code from outside the package that the cell names; importing it may change the process. patience_s: how
+    long a rank waits for its peers in a collective before they count as hung. It can be shorter than a step, because a
+    slow step is slow on all ranks; so a hang is found even without a timeout. A longer timeout also raises the
+    patience, for ranks that drift apart. The minimum is longer if each rank compiles.
     """
 
     world_size: int = 1
@@ -148,7 +148,7 @@ class Ranks:
         self._ranks: list[_Rank] = []
         self._answers: dict[int, dict[int, CellRecord]] = {}  # cell → rank → its record
         self._first_at: dict[int, float] = {}  # cell → time of the first rank's record
-        self._done: dict[int, bool] = {}  # rank → True if it is still usable
+        self._done: dict[int, bool] = {}  # rank → whether it is still usable
         self._received: list[tuple[_Rank, Message]] = []
         self._expected: list[Expected] = []
         logs = [
@@ -235,7 +235,7 @@ class Ranks:
             self.close()
 
     def _last_due(self) -> float:
-        """Return the time by which the last rank must answer for a cell that some ranks have answered."""
+        """Return the time by which the last rank must answer for a cell that other ranks have answered."""
         waiting = [at for cell, at in self._first_at.items() if len(self._answers[cell]) < len(self._ranks)]
         return min(waiting, default=math.inf) + self._kind.patience_s
 
@@ -273,7 +273,7 @@ class Ranks:
                 if rank.member.broken is not None:
                     raise ChannelError(f"{rank.name}: {rank.member.broken}")
             if gone := [rank for rank in self._ranks if rank.is_gone and rank.number not in self._done]:
-                raise self._death(*gone)  # a rank that has finished may end by itself
+                raise self._death(*gone)  # a rank that has finished may exit by itself
             if not arrived:
                 self._check_nccl_timeouts()
                 if left <= _LOG_CHECK_S:
@@ -311,7 +311,7 @@ class Ranks:
         self._close_logs()
 
     def close(self) -> None:
-        """Kill the ranks and all that they started."""
+        """Kill the ranks and everything that they started."""
         self._tree.close()
         self._close_logs()
 
@@ -325,7 +325,7 @@ class Ranks:
         late = [rank for rank in self._ranks if not rank.is_gone]
         if late and all(rank.timed_out_in_nccl for rank in gone):
             hang = self._hang(late)
-            if not all(_WAITS.search(self._place(rank) or "") for rank in late):  # else they wait for a dead rank
+            if not all(_WAITS.search(self._place(rank) or "") for rank in late):  # otherwise they wait for a dead rank
                 return hang
         first = next((self._ranks[member.index] for member in self._tree.ended), gone[0])
         death = self._tree.death_of(first.member, first.log)

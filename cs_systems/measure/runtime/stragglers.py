@@ -25,11 +25,11 @@ from cs_systems.formulas.memory.tables import MEMORY, PeaksRow
 from cs_systems.formulas.rank_layout import data_ranks
 from cs_systems.record import RAN, Measurement, Ran, RunRecord, Sample
 
-TOGETHER = 0.005  # share of the step by which the ends of ranks may differ that waited for each other
+TOGETHER = 0.005  # Largest difference of the ends of ranks that waited for each other, as a share of the step.
 
 
 class Answer(Protocol):
-    """Record of a cell from one rank; `of_peers`: it failed only because it waited for another rank."""
+    """Record of a cell from one rank; `of_peers` if it failed only because it waited for another rank."""
 
     @property
     def record(self) -> Mapping[str, Any]: ...
@@ -44,7 +44,7 @@ class Answer(Protocol):
 def verdict(answers: Mapping[int, Answer], names: Sequence[str]) -> RunRecord:
     """Return one record from the ranks' answers in their order of arrival: merged from all ranks, or of a failure.
 
-    The first failure with its cause in the rank itself is used. Its reason names that rank, unless all ranks have the
+    A failure is taken from the first rank that caused it itself. The reason names that rank, unless all ranks have the
     same reason.
     """
     records = {rank: RunRecord.from_dict(answer.record) for rank, answer in answers.items()}
@@ -62,7 +62,7 @@ def verdict(answers: Mapping[int, Answer], names: Sequence[str]) -> RunRecord:
 def merged(records: Sequence[RunRecord], *, begin_together: bool = True) -> RunRecord:
     """Merge the records of all ranks, all with status ok, into one; `records[i]` comes from rank i.
 
-    begin_together: whether the ranks begin each step together, so that the phases tell who waited.
+    begin_together: whether the ranks begin each step together, so that the phases show who waited.
     """
     first, measurements = records[0], [r.measurement for r in records if r.measurement is not None]
     assert len(measurements) == len(records)
@@ -89,7 +89,7 @@ def merged(records: Sequence[RunRecord], *, begin_together: bool = True) -> RunR
 
 
 def _counts(records: Sequence[RunRecord]) -> Ran:
-    """Return the tokens and samples of all ranks in the timed steps, if the batches of steps or ranks differ."""
+    """Return the tokens and samples of all ranks in the timed steps, if batches differ between steps or ranks."""
     rows = [first_row(record.results, "ran") for record in records]
     steps = [len(record.measurement.timed) for record in records if record.measurement is not None]
     counts: dict[str, int | None] = {}
@@ -98,7 +98,7 @@ def _counts(records: Sequence[RunRecord]) -> Ran:
         if len({*each}) == 1 and not any(together in row for row in rows):
             continue
         ranks = [row.get(together, _times(own, n)) for row, own, n in zip(rows, each, steps, strict=True)]
-        whole = total(ranks)  # ranks that divide a model's blocks among them have the same batches
+        whole = total(ranks)  # ranks that divide a model's blocks have the same batches
         counts[together] = None if whole is None else whole * data_ranks(records[0].config) // len(records)
         counts[what] = each[0] if len({*each}) == 1 else None
     return cast(Ran, counts)
@@ -134,7 +134,7 @@ def _steps(measurements: Sequence[Measurement]) -> Iterable[tuple[Sample, ...]]:
 
 
 def _start_s(sample: Sample, phase: str) -> float:
-    """Return the begin of the phase within the step, from the durations of the phases before it."""
+    """Return when the phase starts within the step, from the durations of earlier phases."""
     return sum(list(sample.phases_s.values())[: list(sample.phases_s).index(phase)])
 
 

@@ -66,7 +66,7 @@ class Processes(Protocol):
 
 
 class Supervisor:
-    """Owner of the current measuring processes, and of what is known of the machine."""
+    """Owner of the current measuring processes, and of the known facts about the machine."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Supervisor:
         self._experiments = experiments or allowance.Allowance(0.0)
         self._processes: Processes | None = None
         self._kind = ONE_WORKER
-        self._is_fresh = False  # a single worker that has run no cell and no code from outside
+        self._is_fresh = False  # whether it is a single worker that has run no cell and no foreign code
         self._asked: tuple[RunConfig, int] | None = None
         self._refusals: dict[Kind, str | None] = {}
         self._first_hello: Ready | None = None
@@ -98,9 +98,9 @@ class Supervisor:
         return Kind.of(config, self._timeout_s)
 
     def _ready(self, kind: Kind, stays_fresh: bool = False) -> Processes:
-        """Return processes of that kind, after ending those of another kind, which would hold memory and disturb.
+        """Return processes of that kind, after ending other kinds, which would hold memory and disturb.
 
-        A fresh worker can become one of any code. `stays_fresh`: the next request leaves it so.
+        A fresh worker can be used for any code. `stays_fresh`: the next request runs no cell and no foreign code.
         """
         if self._is_fresh and not kind.is_distributed:
             self._kind = kind
@@ -134,7 +134,7 @@ class Supervisor:
         return None if self._journal is None else self._journal.log
 
     def _lost(self, status: str, reason: str) -> None:
-        """Write the record of the cell that is measured, while this process still can."""
+        """Write the record of the cell that is being measured, while this process still can."""
         if self._journal is not None and self._asked is not None:
             self._journal.append(self._record(*self._asked, status, reason))
             self._journal.unmark_running()
@@ -157,7 +157,10 @@ class Supervisor:
         self._journal.unmark_running()
 
     def _ask(self, request: Message) -> Message:
-        """Send a request that measures nothing to a worker, and return its one reply; a rank of torchrun answers it."""
+        """Send a worker a request that measures nothing, and return its single reply.
+
+        In a job of torchrun, this rank answers.
+        """
         if torchrun_rank() is not None:
             from cs_systems.measure.runtime import worker  # this process has torch already
 
@@ -187,10 +190,10 @@ class Supervisor:
 
     def _refusal(self, kind: Kind) -> str | None:
         """Return why ranks of that kind cannot run here, checked before they are started; None if they can."""
-        if kind.device == "cpu" and torchrun_rank() is None:  # the CPU is always there
+        if kind.device == "cpu" and torchrun_rank() is None:  # a CPU is always available
             return None
         if kind not in self._refusals:
-            self.environment(kind.device)  # known before the ranks are lost
+            self.environment(kind.device)  # read now, before the ranks are lost
             counted = self._ask(channel.CountDevices(kind.device, kind.world_size))
             assert isinstance(counted, channel.Counted)
             self._refusals[kind] = _of_another_job(kind) or counted.reason
@@ -216,7 +219,7 @@ class Supervisor:
             if len(rows) < len(configs):  # otherwise the worker died after its last prediction
                 rows.append({"reason": lost, "predicted_peak_bytes": None, "device_memory_bytes": None})
         if sources:
-            self._dismiss()  # changes by the prediction must not reach a measurement
+            self._dismiss()  # changes made by the prediction must not affect a measurement
         return rows
 
     def forecast(self, config: RunConfig) -> ForecastRow:
@@ -237,7 +240,7 @@ class Supervisor:
         self, configs: Sequence[RunConfig], repeat: int, interleave: bool, skip_oom: bool, on_visit: OnVisit
     ) -> Iterator[RunRecord]:
         """Measure the cells and yield each record as soon as it is done."""
-        fork_client.preload(run_request(configs, repeat).modules)  # else a first worker imports them too
+        fork_client.preload(run_request(configs, repeat).modules)  # otherwise a first worker would import them as well
         if skip_oom and configs:
             rows = self.preflight(configs)
             yield from (
@@ -250,7 +253,7 @@ class Supervisor:
             configs = [c for c, row in zip(configs, rows, strict=True) if not _does_not_fit(row)]
         for kind in dict.fromkeys(map(self.kind_of, configs)):
             if kind.is_distributed:
-                self._refusal(kind)  # asked first, because ranks will take the worker's place
+                self._refusal(kind)  # checked first, because ranks will replace the worker
         for batch in scheduler.batches(configs, self.kind_of, interleave):
             if batch.is_profiled:
                 yield self._profile(batch, repeat, on_visit)
@@ -258,7 +261,7 @@ class Supervisor:
                 yield from self._measure(batch, repeat, on_visit)
 
     def _profile(self, batch: scheduler.Batch, repeat: int, on_visit: OnVisit) -> RunRecord:
-        """Measure one cell in processes of its own, and add the profiler's tables once they have ended."""
+        """Measure one cell in separate processes, and add the profiler's tables when these have ended."""
         (config,) = batch.configs
         with self._artifacts() as folder:
             out = profiled.prefix(Path(folder), config, repeat)
@@ -300,7 +303,7 @@ class Supervisor:
                         record = _checked(reply)
                         self._experiments.spend(record)
                         if record.measurement and Phase.OPTIMIZER in record.measurement.phase_names():
-                            fork_client.preload(OPTIMIZER_MODULES)  # for the next worker, also of the user's own code
+                            fork_client.preload(OPTIMIZER_MODULES)  # for the next worker, also for the user's own code
                         waiting.remove(current)
                         self._unmark()
                         yield record
@@ -332,7 +335,7 @@ def _checked(reply: CellRecord) -> RunRecord:
     try:
         return RunRecord.from_dict(reply.record)
     except (ConfigError, TypeError, KeyError, AttributeError, ValueError) as error:
-        cause, _, _ = in_words(error).partition("; ")  # its remedy is for a config that the user wrote
+        cause, _, _ = in_words(error).partition("; ")  # the remedy is meant for a config that the user wrote
         raise ChannelError(f"a worker process sent a record that this process cannot read ({cause}); {BUG}") from error
 
 

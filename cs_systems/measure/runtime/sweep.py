@@ -34,23 +34,24 @@ _YEAR_S = 365 * 86400  # the largest timeout that the system's wait accepts
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress update, sent between measurements and in a warm-up, never between timed steps."""
+    """Progress update: sent between measurements and during a warm-up, never between timed steps."""
 
     done: int
     total: int
-    config: RunConfig | None = None  # the cell that is measured now
-    record: RunRecord | None = None  # the record that has just finished
+    config: RunConfig | None = None  # the cell that is being measured
+    record: RunRecord | None = None  # the record that was just finished
     note: str | None = None
-    round: int | None = None  # of the cell, from 0
-    warmup: tuple[int, int] | None = None  # warm-up steps of the cell that have ended, and all of them
-    experiments: tuple[int, float] | None = None  # experiments of the cell that begin, and their cost in s, about
+    round: int | None = None  # round of the cell, from 0
+    warmup: tuple[int, int] | None = None  # finished warm-up steps of the cell, and their total
+    # number of the cell's experiments, and their approximate cost in s; sent before the first
+    experiments: tuple[int, float] | None = None
 
 
 OnProgress = Callable[[Progress], None]
 
 
 class Cells(list[RunConfig]):
-    """Cells that `check` let in; what is made of them needs no second look."""
+    """Cells that `check` accepted; they are not checked again."""
 
 
 def _listed(configs: Iterable[RunConfig]) -> list[RunConfig]:
@@ -74,9 +75,8 @@ def check(
 ) -> Cells:
     """Return the cells. Raises ConfigError for an invalid sweep before anything runs.
 
-    That is a name that no plug-in has, strategies that cannot be combined, a profiler that cannot work here (unless
-    the cells run on another machine), or invalid options of the sweep itself. Cells that were checked before are not
-    checked again.
+    Invalid are: unknown plug-in names, strategies that cannot be combined, a profiler that cannot work here (unless the
+    cells run on another machine), and invalid options of the sweep itself. Cells are checked only once.
     """
     if not is_whole(repeats) or repeats < 1:
         raise ConfigError(f"repeats is {shown(repeats)}; it must be at least 1, a whole number", "repeats")
@@ -106,7 +106,7 @@ def check(
 
 
 _FIELDS = tuple(f.name for f in fields(RunConfig))
-# Arguments of `run` that are a field of RunConfig if they have this type, and otherwise an object.
+# Arguments of `run` that are a field of RunConfig if they have this type, and otherwise a live object.
 _LIVE_OR_FIELD = {"model": ModelConfig, "inputs": str, "optimizer": str, "workload": str}
 _ARGUMENTS = (
     *("config", "name", "out", "in_process", "timeout_s", "experiments_s"),
@@ -140,19 +140,19 @@ def run(
 ) -> RunRecord:
     """Measure one cell: a configuration in a worker process, or an object of this process in this process.
 
-    A live model is measured as it is and put back: afterwards its weights, buffers, gradients, hooks, mode and device,
-    the state of its optimizer and scheduler, and the random numbers and settings of the process are what they were, in
-    mode "train-step" too. Two things remain: batches taken from an iterator, and what a function changes by itself.
+    A live model is measured as it is and restored, also in mode "train-step": its weights, buffers, gradients, hooks,
+    mode and device, the state of its optimizer and scheduler, and the random numbers and settings of the process. Two
+    changes remain: batches taken from an iterator, and changes that a function makes by itself.
 
     Args:
         config: the configuration; by default RunConfig().
-        model: an nn.Module to measure, or a ModelConfig, the field of RunConfig.
-        inputs: of a live model: one batch (a tensor, mapping, tuple, list or dataclass), or a DataLoader of batches.
-        loss: of a live model: `loss(outputs)` or `loss(outputs, batch)`.
-        optimizer: of a live model: a class, a function of the parameters, or an optimizer; or the field, a text.
+        model: an nn.Module to measure, or a ModelConfig for the field of RunConfig.
+        inputs: for a live model: one batch (a tensor, mapping, tuple, list or dataclass), or a DataLoader of batches.
+        loss: for a live model: `loss(outputs)` or `loss(outputs, batch)`.
+        optimizer: for a live model: a class, a function of the parameters, or an optimizer; or the field, a text.
         workload: a live step (a function without arguments), factory, TrainingSetup, or tuple or mapping of its parts;
             or the field, a text.
-        name: the name of a live object in tables; by default that of its class or function.
+        name: the name of a live object in tables; by default the name of its class or function.
         out: the folder of the record; by default none is written. A live object is measured again in each call; a
             configuration only if the folder does not hold it yet.
         in_process: measure a configuration in this process, for a debugger.
@@ -176,7 +176,7 @@ def run(
     given = options | {argument: value for argument, value in named.items() if value is not None}
     live = {argument: given.pop(argument) for argument in list(given) if _is_live(argument, given[argument])}
     _check_live(live, given)
-    # A live model has blocks of its own, so its plan is checked once the configuration names it.
+    # a live model has blocks of its own, so its plan is checked when the configuration names the model
     plan = {"checkpoint": given.pop("checkpoint")} if live and "checkpoint" in given else {}
     config = replace(config or RunConfig(), **given)
     check([config], timeout_s=timeout_s)
@@ -209,7 +209,7 @@ def _is_live(argument: str, value: Any) -> bool:
 
 
 def _check_live(live: Mapping[str, Any], named: Mapping[str, Any]) -> None:
-    """Raise ConfigError for objects without a model, or for inputs that are a text beside one.
+    """Raise ConfigError for objects without a model, or for inputs that are a text although a model is given.
 
     live: the arguments that are objects. named: the others, which are fields of RunConfig.
     """
@@ -327,15 +327,15 @@ def sweep(
     """Return an iterator that measures every config and yields each record as soon as it is on disk.
 
     out: folder of records.jsonl; cells that it already holds as ok, oom or unavailable are skipped.
-    repeats: each repeat has a process of its own, so that the variance between processes shows.
+    repeats: number of measurements of each cell, each in a new process, so that the variance between processes shows.
     timeout_s: for one visit to a cell (building, warm-up and the steps of one round).
-    fresh: put the folder's records aside and start over.
+    fresh: rename the folder's records and start over.
     skip_oom: a cell whose predicted peak exceeds the device's memory becomes an oom record without being run; the
         same sweep without it runs the cell.
     interleave: visit all cells in turn, `rounds` times, instead of finishing one after the other.
     shuffle_seed: shuffle the order of the cells, anew in each repeat.
     record_host: write the name of this host into the records, beside the date and the command.
-    experiments_s: the time for experiments after the last steps of the cells, of all of them together.
+    experiments_s: the total time for experiments after the last steps of all cells.
 
     In a job that torchrun started, rank 0 measures here and the others end with it: see `torchrun`.
 
@@ -370,17 +370,17 @@ def sweep(
     return Records(len(cells) * repeats, measured)
 
 
-# What an iterator of records says of the cells that it has not yielded.
+# hints of an iterator of records about cells that it has not yielded
 TO_MEASURE = "iterate over it, or call .finish(), to measure the others"
 RECORDED = "the others were recorded before, and cs_systems.load(out) reads all"
 INTERRUPTED = "it was interrupted; call sweep() again to measure the others"
 
 
 class Records(Displayed, Iterator[RunRecord]):
-    """Iterator of the records of a sweep, which measures as it goes; a notebook shows those so far as a table.
+    """Iterator of the records of a sweep, which measures as it goes; a notebook shows the records so far as a table.
 
     Attributes:
-        total: number of cells, repeats counted.
+        total: number of cells, including repeats.
         records: the records that this iterator has yielded.
     """
 
@@ -407,7 +407,7 @@ class Records(Displayed, Iterator[RunRecord]):
         return f"{done} of {self.total} cells measured in this sweep{others}", self.records
 
     def finish(self) -> Records:
-        """Measure the cells that are left, and return these records."""
+        """Measure the remaining cells, and return this iterator."""
         for _ in self:
             pass
         return self
@@ -440,7 +440,7 @@ def _measured(
     experiments_s: float = 0.0,
     on_progress: OnProgress = lambda progress: None,
 ) -> Iterator[RunRecord]:
-    """Measure the cells of a sweep, whose options are checked. `fresh` is None for `run`, which has no such option."""
+    """Measure the cells of a sweep with checked options. `fresh` is None for `run`, which has no such option."""
     _follow_in_job()
     journal = None if out is None else Journal.prepare(out, fresh=fresh, record_host=record_host)
     done, total = 0, len(configs) * repeats
@@ -520,7 +520,7 @@ def same_origin(recorded: Environment, now: Environment, journal: Journal) -> No
 
 
 def _follow_in_job() -> None:
-    """Answer rank 0 and end with it, as every other rank of a job of torchrun does."""
+    """Answer rank 0 and end with it, like every other rank of a job of torchrun."""
     if torchrun_rank():
         from cs_systems.measure.runtime.torchrun import follow
 

@@ -1,4 +1,4 @@
-"""Timing of steps; the device is synchronised before a step and at its end, and nowhere else.
+"""Timing of steps. The device is synchronised only before a step and at its end.
 
 A phase is timed on CUDA by two events, on a CPU by two readings of the monotonic clock. The whole step is also timed by
 the host's clock, so that the two can be compared. The host's time at each boundary is kept as well: it shows how long
@@ -27,7 +27,7 @@ from cs_systems.measure.workloads import Workload
 from cs_systems.record import Sample
 
 Clock = Callable[[], float]
-# The device is held for twice as long as the last step took to submit, but not for the minutes of a compiling step.
+# The device is held for twice the time that the last step took to submit, but not for the minutes of a compiling step.
 HOLD_MARGIN = 2.0
 FIRST_HOLD_S = 1e-3
 LONGEST_HOLD_S = 0.1
@@ -55,7 +55,7 @@ def measure(
     probes = probes or Probes(device)
     hold_s = FIRST_HOLD_S if device.is_cuda and getattr(workload, "hides_launches", False) else None
     started, warmed, timed = clock(), 0, 0
-    begun = started  # of the timed steps
+    begun = started  # start of the timed steps
     with ExitStack() as watched:
         while timed < steps or (steps_s and process_group.agreed(clock() - begun < steps_s, device)):
             is_warmup = warmed < warmup
@@ -105,7 +105,7 @@ def _sample(
 
 
 def _ns(seconds: float) -> float:
-    """Round to the nanosecond, the finest resolution of the clocks used; this halves the size of a record."""
+    """Round to nanoseconds, the finest resolution of the clocks; this halves the size of a record."""
     return round(seconds, 9)
 
 
@@ -117,7 +117,7 @@ def _hold(device: Device, seconds: float) -> Any:
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection inside a step, where it would be charged to some phase; it may run between steps."""
+    """Disable garbage collection inside a step, where some phase would include it; it may run between steps."""
     enabled = gc.isenabled()
     gc.disable()
     try:

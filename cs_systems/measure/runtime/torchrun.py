@@ -40,7 +40,7 @@ from cs_systems.measure.runtime.stragglers import verdict
 from cs_systems.measure.runtime.worker import answer, serve
 
 Lost = Callable[[str, str], None]
-SETTLE_S = 2.0  # time for the peers of a failed rank to report
+SETTLE_S = 2.0  # time for the other ranks to report after one failed
 START_TIMEOUT_S = 120.0
 EXIT_LOST = 4
 _LOOK_S = 0.5  # interval at which the thread in a measuring rank 0 reads the other ranks' replies
@@ -99,7 +99,7 @@ def _wait_for(store: Any, key: str, timeout_s: float | None = None) -> bytes:
 
 
 class _Replies:
-    """Writer of one rank's replies into the store; the rank's own failure also sets the key `failed`."""
+    """Writer of one rank's replies into the store; a failure of the rank itself also sets the key `failed`."""
 
     def __init__(self, store: Any, rank: int) -> None:
         self._store, self._rank, self._count = store, rank, 0
@@ -181,7 +181,7 @@ class Job:
                 raise JobLost(record.status, record.reason)
 
     def _hear(self, rank: int, answers: dict[int, dict[int, CellRecord]], mine: list[Message]) -> bool:
-        """Store a rank's answers up to its last; return False if the last one is missing although this rank is done."""
+        """Store a rank's answers up to its last one; return False if that one is missing although this rank is done."""
         allowed_s = self._kind.patience_s if self._kind else START_TIMEOUT_S
         if any(message.failed for message in mine if isinstance(message, CellRecord)):
             allowed_s = SETTLE_S

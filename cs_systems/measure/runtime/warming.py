@@ -8,7 +8,8 @@ from collections.abc import Callable
 from cs_systems.measure.runtime.channel import Message, Warming
 
 EVERY_S = 0.5  # least time between two messages
-# Time that the supervisor needs to show a message, with a wide margin; nothing is sent this close to the timed steps.
+# longest time that the supervisor needs to show a message, with a wide margin; no message is sent so soon before timed
+# steps
 SHOWN_S = 0.1
 
 

@@ -40,24 +40,24 @@ class Cell:
     """Configuration of a cell with the plug-ins that it names.
 
     Each name is looked up once, when its plug-in is first needed. That raises ConfigError, or whatever the import of a
-    user's code raises. The profiler, which alone imports no torch, is all that the parent of the workers looks up.
+    user's code raises. The parent of the workers looks up only the profiler, which imports no torch.
     """
 
     config: RunConfig
 
     @property
     def is_own(self) -> bool:
-        """Flag of a workload from outside the package."""
+        """Flag for a workload from outside the package."""
         return self.config.subject is Subject.OWN
 
     @cached_property
     def workload(self) -> Any:
-        """Factory of the workload, or for one from outside the package any of its forms."""
+        """Factory of the workload; for a workload from outside the package, any of its forms."""
         return plugins.get("workloads", self.config.workload)
 
     @cached_property
     def inputs(self) -> Any:
-        """Batch of a user's own model, or what makes it."""
+        """Batch of a user's own model, or a function that makes it."""
         assert self.config.inputs is not None
         return plugins.get("workloads", self.config.inputs)
 
@@ -68,8 +68,8 @@ class Cell:
 
     @cached_property
     def attention(self) -> Any:
-        """AttentionBackend, or a user's own function with the arguments of one."""
-        from cs_systems.model.attention._own import as_backend  # needs torch, which the parent does without
+        """AttentionBackend, or a user's own function with the same arguments."""
+        from cs_systems.model.attention._own import as_backend  # needs torch, which the parent does not import
 
         name = self.config.attention
         made = plugins.get("attention", name)
@@ -78,7 +78,7 @@ class Cell:
     @cached_property
     def parts(self) -> dict[str, Part]:
         """Parts of the training step by name."""
-        from cs_systems.model.training.parts import chosen  # with torch
+        from cs_systems.model.training.parts import chosen  # imports torch
 
         return chosen(self.config.parts)
 
@@ -102,10 +102,10 @@ class Workload(Protocol):
         """Yield (name, function) per phase of a step in order; each is called once before the next is requested."""
 
     def cost(self) -> Mapping[str, PhaseCost] | None:
-        """Return the cost of each phase by formula, or None where no cost is declared."""
+        """Return the cost of each phase by formula, or None if no cost is declared."""
 
     def describe(self) -> Row:
-        """Return what really runs (backend with version, optimizer) and `tokens`, the number of tokens in a step.
+        """Return what really runs (backend with version, optimizer), and `tokens`, the number of tokens in a step.
 
         For a workload from outside the package, tables name the RunConfig fields that it returns here under their own
         names (`attention`, `precision`, `batch_size`, …), and the fields that vary between the records.

@@ -1,4 +1,4 @@
-"""Batches of any nesting: their copy to a device, and their hand-over to a model and a loss."""
+"""Batches of any nesting: copying them to a device, and passing them to a model and a loss."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from cs_systems.config import ConfigError
 from cs_systems.core.statistics import total
 from cs_systems.record import Ran
 
-_ID_DTYPES = (torch.int64, torch.int32, torch.int16)  # bool and uint8 are masks
+_ID_DTYPES = (torch.int64, torch.int32, torch.int16)  # integers; bool and uint8 are masks
 
 
 def placed(value: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
-    """Return the batch with all its tensors on the device; floating-point ones in `dtype`, if it is given.
+    """Return the batch with all tensors on the device; floating-point tensors in `dtype`, if given.
 
     Mappings (also the BatchEncoding of tokenizers) become dicts; tuples, lists, named tuples and dataclasses keep their
-    types. Other objects with a method `to` are asked for `to(device)`, and the rest stays as it is.
+    types. For other objects with a method `to`, `to(device)` is called; the rest is unchanged.
     """
     if isinstance(value, Tensor):
         return value.to(device, dtype if value.is_floating_point() else None, non_blocking=True)
@@ -39,11 +39,11 @@ def placed(value: Any, device: torch.device, dtype: torch.dtype | None = None) -
 
 
 def call_with(model: nn.Module, signature: inspect.Signature, run: Callable[..., Any], batch: Any) -> Any:
-    """Call `run` with the parts of the batch that the model's forward takes. Raises ConfigError if it takes none.
+    """Call `run` with the parts of the batch that the model's forward accepts. Raises ConfigError if it accepts none.
 
     Args:
         model: the model, for messages.
-        signature: of its forward.
+        signature: the signature of its forward.
         run: the model, wrapped or compiled.
         batch: a mapping gives keyword arguments, a tuple or list positional ones, anything else is one argument.
     """
@@ -97,10 +97,10 @@ def tensors_in(batch: Any) -> Iterator[Tensor]:
 
 
 def samples_in(batch: Any, model: nn.Module) -> int | None:
-    """Return the samples of a batch: the first dimension, if all of its tensors share it; None if they do not.
+    """Return the samples of a batch: the first dimension if all tensors share it, else None.
 
-    Scalars do not count. The first dimension may be time where the model has a module with `batch_first=False`, such as
-    nn.LSTM by default. It is then believed only beside a tensor of one dimension, such as labels.
+    Scalars do not count. If the model has a module with `batch_first=False`, such as nn.LSTM by default, the first
+    dimension may be time. It is then used only if the batch also has a tensor of one dimension, such as labels.
     """
     shapes = [_shape(tensor) for tensor in tensors_in(batch) if tensor.dim()]
     if len({shape[0] for shape in shapes}) != 1:
@@ -120,11 +120,11 @@ def tokens_in(batch: Any) -> int | None:
 
 
 class StepSize(NamedTuple):
-    """Size of the batches of one step: None where a batch does not tell it."""
+    """Size of the batches of one step; None if a batch does not show it."""
 
     tokens: int | None
     samples: int | None
-    shapes: tuple[tuple[int, ...], ...]  # of all tensors
+    shapes: tuple[tuple[int, ...], ...]  # shapes of all tensors
 
     def __add__(self, other: Any) -> StepSize:
         """Return the size of both batches together."""
@@ -136,7 +136,7 @@ NO_BATCH = StepSize(0, 0, ())
 
 
 def size_of(batch: Any, model: nn.Module) -> StepSize:
-    """Return the size of one batch of the model; it reads shapes alone, and never waits for the device."""
+    """Return the size of one batch of the model; it reads only shapes, and never waits for the device."""
     return StepSize(tokens_in(batch), samples_in(batch, model), tuple(_shape(tensor) for tensor in tensors_in(batch)))
 
 
@@ -150,7 +150,7 @@ def differ(sizes: Sequence[StepSize]) -> bool:
 
 
 def sizes_row(sizes: Sequence[StepSize]) -> Ran:
-    """Return the tokens and samples of each timed step, and where their batches differ in size, of all together."""
+    """Return the tokens and samples of each timed step, and, if batches differ in size, their totals."""
     tokens, samples = [size.tokens for size in sizes], [size.samples for size in sizes]
     row: Ran = {"tokens": _of_each(tokens), "samples": _of_each(samples)}
     if differ(sizes):

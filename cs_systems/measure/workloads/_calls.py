@@ -28,7 +28,7 @@ COMPUTE_DTYPES = {
 
 
 def check_precision(config: RunConfig, device: Device) -> None:
-    """Raise Unavailable where the device does not support the config's precision."""
+    """Raise Unavailable if the device does not support the config's precision."""
     if config.precision is Precision.TF32 and (not device.is_cuda or (device.capability() or (0, 0)) < (8, 0)):
         raise Unavailable("tf32 needs an NVIDIA GPU of compute capability 8.0 or newer; use fp32")
     if config.precision is Precision.FP8 and (reason := fp8.unavailable(device)):
@@ -66,7 +66,7 @@ _ARGUMENTS = '(q, k, v, *, causal=False, scale=None, align="upper_left")'
 
 
 def _unfit(function: Any) -> str | None:
-    """Return why an object cannot be called as backends are, and what to do; None if it can."""
+    """Return why an object cannot be called like a backend, and what to do; None if it can."""
     if not callable(function):
         return f" is of type {type(function).__name__}; give a function {_ARGUMENTS}"
     if plugins.takes(function, *"qkv", **dict.fromkeys(_OPTIONS)):
@@ -92,7 +92,7 @@ def _unfit(function: Any) -> str | None:
 def check_output(name: str, function: Callable[..., Any], leaves: Sequence[Tensor], shape: tuple[int, ...]) -> None:
     """Call a user's attention function once, before any timed step. Raises ConfigError for an output of another shape.
 
-    The leaves decide if it records a graph, so that a compiled function is compiled here for the steps.
+    It records a graph if the leaves require gradients, so that a compiled function is compiled for the steps here.
     """
     with torch.set_grad_enabled(leaves[0].requires_grad):
         out = function(*leaves)

@@ -1,4 +1,4 @@
-"""Workloads from outside the package: what a name refers to, as a workload, and which options apply to it."""
+"""Workloads from outside the package: how a named object becomes a workload, and which options apply to it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from cs_systems.measure.workloads._own_code import model_row
 from cs_systems.measure.workloads._setup import TrainingSetup
 
 FORMS = "(model, batch), (model, batch, loss), a dict or TrainingSetup of such parts, a step to call, or a Workload"
-# Fields that a workload from outside the package has to use, if they are set.
+# Fields that a workload from outside the package must use if they are set.
 _READ = tuple(
     name for name, each in FIELDS.items() if Subject.OWN in each.subjects and not each.always and name != "model"
 )
 
 
-_METHODS = {  # of a Workload beside step, each with its shortest form
+_METHODS = {  # methods of a Workload besides step, each with its shortest form
     "prepare": "def prepare(self): pass",
     "cost": "def cost(self): return None",
     "describe": "def describe(self): return {}",
@@ -39,15 +39,16 @@ _METHODS = {  # of a Workload beside step, each with its shortest form
 
 
 class ForeignWorkload:
-    """Workload around what a foreign name gave; it knows which fields of the configuration have an effect.
+    """Workload around a foreign object; it knows which fields of the configuration have an effect.
 
-    inner: the workload that runs. applied: fields that apply to it whatever its code reads.
+    inner: the workload that runs. applied: fields that apply to it in any case.
     """
 
     def __init__(self, cell: Cell, inner: Workload, read: set[str], applied: Collection[str] = ()) -> None:
         self.cell, self.inner, self._read, self._applied = cell, inner, read, frozenset(applied)
         self._is_checked = False
-        self.compared: Callable[[], list[OwnCodeRow]] = list  # the rows of `own_code` beside the inner workload's
+        # returns rows of `own_code` in addition to the inner workload's
+        self.compared: Callable[[], list[OwnCodeRow]] = list
         self.compiled_model = inner.run_model if isinstance(inner, ModuleStep) else None
         for name in ("model", "judged_phase", "hides_launches"):  # optional attributes of a workload
             if hasattr(inner, name):
@@ -68,14 +69,14 @@ class ForeignWorkload:
             raise Unavailable(self._without_effect(ignored))
 
     def _without_effect(self, fields: Sequence[str]) -> str:
-        """Return that the fields have no effect, and what to do.
+        """Return a message that the fields have no effect, and what to do.
 
-        The words are those that the command line and RunConfig share, or for a live object the arguments of `run`,
-        where a ModelConfig comes in the RunConfig.
+        It uses words shared by the command line and RunConfig; for a live object the arguments of `run`, which gets a
+        ModelConfig in the RunConfig.
         """
         name = self.cell.config.workload
         read = f"read {', '.join(f'config.{field}' for field in fields)} in a factory (config, device)"
-        if self.cell.config.inputs is not None:  # the model beside them gets no config
+        if self.cell.config.inputs is not None:  # a model with inputs gets no config
             read += " named as inputs, or named alone as one that returns (model, batch)"
         if not name.startswith(plugins.LIVE):
             options = ", ".join(dict.fromkeys(_word(field) for field in fields))
@@ -93,7 +94,7 @@ class ForeignWorkload:
         config, default, used = self.cell.config, RunConfig(), self.used
         checked = self.cell.profiler.checks
         if config.shape is not None and config.mode is Mode.FORWARD_BACKWARD:
-            checked |= {"mode"}  # a call of attention has no training step: this is its whole
+            checked |= {"mode"}  # an attention call has no training step, so this mode is the whole call
         for name in _READ:
             if getattr(config, name) != getattr(default, name) and name not in used | checked:
                 yield name
@@ -109,12 +110,12 @@ class ForeignWorkload:
 
     @property
     def used(self) -> frozenset[str]:
-        """Fields of the configuration that have an effect, as far as the code has run."""
+        """Fields of the configuration that have had an effect so far."""
         return frozenset(self._read) | self._applied
 
     @property
     def uses(self) -> str:
-        """Names of `used` as the record lists them."""
+        """Names in `used`, as the record lists them."""
         return " ".join(sorted({name.rpartition(".")[2] for name in self.used}))
 
     def cost(self) -> Any:
@@ -130,7 +131,7 @@ class ForeignWorkload:
 
 
 class FactoryFound(Exception):
-    """A function without arguments, taken for a step, returned the parts of one when it was first called."""
+    """Exception: a function without arguments, taken for a step, returned the parts of a step at its first call."""
 
     def __init__(self, result: Any) -> None:
         super().__init__("the function is a factory")
@@ -138,7 +139,7 @@ class FactoryFound(Exception):
 
 
 def build(cell: Cell, device: Device) -> ForeignWorkload:
-    """Turn what a foreign name refers to into a workload.
+    """Convert the object that a foreign name refers to into a workload.
 
     It is a factory `(config, device)` or `()` of one of FORMS, which also takes the arguments of `--set`; a step, which
     takes no argument; the class of a language model, which sizes make; or with `inputs` a module, or a class or
@@ -171,9 +172,9 @@ def build(cell: Cell, device: Device) -> ForeignWorkload:
 
 
 def _called(name: str, made: Any, config: Any, device: Device, own: Mapping[str, Any] | None) -> Any:
-    """Return the result of a function (config, device). Raises ConfigError if it uses one as another type.
+    """Return the result of a function (config, device). Raises ConfigError if it uses one of these as another type.
 
-    own: its arguments of --set; None: it cannot have any.
+    own: its arguments from --set; None if it cannot have any.
     """
     try:
         return made(config, device, **(own or {}))
@@ -188,7 +189,7 @@ def _called(name: str, made: Any, config: Any, device: Device, own: Mapping[str,
 def problem(name: str, made: Any, own: Mapping[str, Any] | None = None) -> str | None:
     """Return why an object cannot be a workload, and what to do; None if it may be one.
 
-    own: the arguments of `--set`.
+    own: the arguments from `--set`.
     """
     own, is_live = own or {}, name.startswith(plugins.LIVE)
     if isinstance(made, nn.Module) or (isinstance(made, type) and issubclass(made, nn.Module)):
@@ -251,7 +252,7 @@ def _default_for_device(name: str, made: Any) -> str | None:
 
 
 def _misused(name: str, made: Any, is_device: bool, may_set: bool) -> str | None:
-    """Return how the code of a factory misused the Device or the RunConfig that it was given, and what to do."""
+    """Return how a factory's code misused the Device or RunConfig that it got, and what to do; None if it did not."""
     names = [*inspect.signature(made).parameters][:2] if plugins.signature(made) else ["config", "device"]
     if is_device and (device := next((each for each in names[1:] if each.startswith("dev")), None)):
         return (
@@ -289,9 +290,9 @@ def _cannot_call(name: str, made: Any, own: Mapping[str, Any]) -> str:
 
 
 def _wrong_settings(name: str, made: Any, own: Mapping[str, Any], but: Collection[Any] = ()) -> str | None:
-    """Return which argument of --set is unknown, or missing, and what to do; None if there is none.
+    """Return which argument of --set is unknown or missing, and what to do; None if none is.
 
-    but: kinds of parameters that are not looked for.
+    but: kinds of parameters to ignore.
     """
     if not (written := plugins.signature(made)):
         return None
@@ -302,7 +303,7 @@ def _wrong_settings(name: str, made: Any, own: Mapping[str, Any], but: Collectio
     if not (missing := _missing(made, own, but)):
         return None
     given = "them" if missing[1:] else "it"
-    if name.startswith(plugins.LIVE):  # run() hands it no arguments
+    if name.startswith(plugins.LIVE):  # run() passes it no arguments
         values = ", ".join(f"{argument}=VALUE" for argument in missing)
         return (
             f"{name}{written} requires {', '.join(missing)}, which run() does not give; pass a function without "
@@ -312,7 +313,10 @@ def _wrong_settings(name: str, made: Any, own: Mapping[str, Any], but: Collectio
 
 
 def _missing(made: Any, own: Mapping[str, Any], but: Collection[Any] = ()) -> list[str]:
-    """Return the arguments without a default that neither --set nor cs-systems gives. but: as in `_wrong_settings`."""
+    """Return the arguments without a default that neither --set nor cs-systems gives.
+
+    but: as in `_wrong_settings`.
+    """
     parameters = inspect.signature(made).parameters.values() if plugins.signature(made) else ()
     silent = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD, *but)
     needed = [p.name for p in parameters if p.default is p.empty and p.kind not in silent]
@@ -326,7 +330,7 @@ def _by_set(names: Sequence[str]) -> str:
 
 
 def built(cell: Cell, device: Device) -> ForeignWorkload:
-    """Return the workload that a cell names; a function without arguments is called, for what it returns.
+    """Return the workload that a cell names; a function without arguments is called to get it.
 
     Raises ConfigError if it is none of FORMS.
     """
@@ -337,7 +341,7 @@ def built(cell: Cell, device: Device) -> ForeignWorkload:
 
 
 class _FirstCall(CallableWorkload):
-    """Step without arguments, whose first result shows if it is a factory instead."""
+    """Step without arguments; its first result shows if it is a factory instead."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         super().__init__(self._call, takes_config=False)
@@ -351,7 +355,7 @@ class _FirstCall(CallableWorkload):
 
 
 def _is_parts(result: Any) -> bool:
-    """Return True if the result of a call is or holds a model or a workload, which no step returns."""
+    """Return whether the result of a call is or contains a model or a workload, which a step does not return."""
     held = result if isinstance(result, tuple) else [*result.values()] if isinstance(result, Mapping) else []
     holds_model = any(isinstance(part, nn.Module) for part in held)
     return isinstance(result, (nn.Module, TrainingSetup)) or _is_workload(result) or holds_model
@@ -362,9 +366,9 @@ def _is_workload(made: Any) -> bool:
 
 
 def from_result(result: Any, cell: Cell, device: Device, read: set[str], verb: str = "returned") -> ForeignWorkload:
-    """Return the workload of what a factory returned. Raises ConfigError if it is none of FORMS.
+    """Return the workload for the result of a factory. Raises ConfigError if it has none of FORMS.
 
-    verb: "is" for an object that is named itself.
+    verb: the message's verb; "is" if the object itself was named.
     """
     name = cell.config.workload.removeprefix(plugins.LIVE)
     try:
@@ -386,7 +390,7 @@ def from_result(result: Any, cell: Cell, device: Device, read: set[str], verb: s
 
 
 def _incomplete(made: Any) -> str | None:
-    """Return what an object with a method step lacks of a Workload, and what to do; None if nothing."""
+    """Return what an object with a method step lacks for a Workload, and what to do; None if nothing."""
     lacking = [method for method in _METHODS if not callable(getattr(made, method, None))]
     if not lacking or not callable(getattr(made, "step", None)):
         return None
@@ -395,7 +399,10 @@ def _incomplete(made: Any) -> str | None:
 
 
 def _no_form(result: Any, give: str) -> str:
-    """Return what a result is that is none of FORMS, and what to do. give: the verb, "give" or "return"."""
+    """Return a description of a result that has none of FORMS, and what to do.
+
+    give: the verb, "give" or "return".
+    """
     if result is None:
         return f"nothing; {give} {FORMS}"
     if isinstance(result, tuple):
@@ -411,7 +418,7 @@ def _no_form(result: Any, give: str) -> str:
 
 
 def _word(field: str) -> str:
-    """Return the word for a field that the command line and RunConfig share: an option's name where it has another."""
+    """Return the word for a field that the command line and RunConfig share: its option's name if that differs."""
     name = field.rpartition(".")[2]
     return option(field).removeprefix("--") if field in ("model.name", "strategy_args") else name
 

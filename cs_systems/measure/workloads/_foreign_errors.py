@@ -1,7 +1,7 @@
 """Error of a user's own model in low precision against fp32, over one step; not a timing.
 
-The columns are those of `precision_error`. The reference is in fp32, because code that converts tensors to a dtype of
-its own does not run in float64. The two steps have the same parameters, batch and seed.
+The columns are those of `precision_error`. The reference is in fp32, because code that converts tensors to a fixed
+dtype does not run in float64. The two steps have the same parameters, batch and seed.
 """
 
 from __future__ import annotations
@@ -56,19 +56,20 @@ class ForeignErrors(PrecisionError):
         return made.inner
 
     def _errors(self, low: Any, scale: float | None) -> PrecisionErrorRow:
-        if low.loss is not None:  # a further step would have the next batch
+        if low.loss is not None:  # further steps would use the next batch
             low = self._make(self.cell)
         return super()._errors(low, scale)
 
     def _outputs(self, step: Any) -> Tensor:
         leaves = tree_leaves(dict(step.output) if hasattr(step.output, "keys") else step.output)
-        found = [x for leaf in leaves for x in tensors_in(leaf) if x.is_floating_point() and x.dim()]  # of dataclasses
+        # also tensors in dataclasses
+        found = [x for leaf in leaves for x in tensors_in(leaf) if x.is_floating_point() and x.dim()]
         if not found:
             what = f"{shown(step.output)} without a floating-point tensor of one or more dimensions"
             what = "only a scalar" if isinstance(step.output, Tensor) else what
             raise ConfigError(
                 f"the model returned {what}, so there are no outputs to compare; return a dict such as {{'loss': loss, "
-                "'logits': logits}, whose loss is found without a loss function"
+                "'logits': logits}, in which the loss is found without a loss function"
             )
         return torch.cat([leaf.detach().flatten().to(self.reference_dtype) for leaf in found])
 

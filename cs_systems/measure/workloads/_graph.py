@@ -10,14 +10,14 @@ import torch
 from cs_systems.config import CAPTURED_COMPILE_MODES, RunConfig
 from cs_systems.machine.device import Device
 
-EAGER_STEPS = 3  # steps that run uncaptured first: they compile, tune, and allocate the optimizer's state
+EAGER_STEPS = 3  # steps that run uncaptured first, to compile, tune, and allocate the optimizer's state
 
 OPTIMIZERS = ("default", "adamw_fused", "adamw_master", "adamw_bf16_state")
-"""Optimizers whose step never waits for the device and whose state lies on it."""
+"""Optimizers that never wait for the device and keep their state on it."""
 
 
 def unavailable(config: RunConfig, device: Device) -> str | None:
-    """Return the reason that the step of this cell cannot be captured, with the remedy, or None."""
+    """Return why the step of this cell cannot be captured, with the remedy; None if it can."""
     if config.graph == "none":
         return None
     if not device.is_cuda:
@@ -46,7 +46,7 @@ def unavailable(config: RunConfig, device: Device) -> str | None:
 
 
 class StepGraph:
-    """Step that runs EAGER_STEPS times as it is, is captured in the next one, and from then on is replayed.
+    """Step that runs EAGER_STEPS times uncaptured, is captured in the next step, and from then on is replayed.
 
     Each call is one step: capturing runs nothing, so the step is replayed once right after it. The captured tensors,
     gradients included, keep their addresses.
@@ -59,7 +59,7 @@ class StepGraph:
         self.phases = phases
         self.calls = 0
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.stream = torch.cuda.Stream(priority=-1)  # above the stream of an update in backward
+        self.stream = torch.cuda.Stream(priority=-1)  # higher priority than the stream of an update in backward
 
     @property
     def captured(self) -> bool:
@@ -69,7 +69,7 @@ class StepGraph:
         if self.graph is None and self.calls < EAGER_STEPS:
             self.calls += 1
             self.stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self.stream):  # backward runs on the stream of forward, as it will when captured
+            with torch.cuda.stream(self.stream):  # backward runs on the stream of forward, as it will during capture
                 self._run()
             torch.cuda.current_stream().wait_stream(self.stream)
             return

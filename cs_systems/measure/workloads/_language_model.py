@@ -1,4 +1,4 @@
-"""Language model of the user's own by its class alone, at the sizes of the configuration, on random tokens."""
+"""User's own language model given only by its class: built at the sizes of the configuration, on random tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORM = f"a class of a language model, whose constructor takes sizes by the names
 
 
 def is_language_model(made: Any, own: Mapping[str, Any]) -> bool:
-    """Return whether an object is the class of a module that sizes of a ModelConfig, vocab_size among them, make.
+    """Return whether an object is a module class that can be built from sizes of a ModelConfig, including vocab_size.
 
     own: further arguments of its constructor.
     """
@@ -33,9 +33,9 @@ def is_language_model(made: Any, own: Mapping[str, Any]) -> bool:
 
 
 def language_model(made: Any, config: Any, device: Device, own: Mapping[str, Any]) -> TrainingSetup:
-    """Return the training step of the model on random tokens and targets, (batch, tokens), or those of `config.data`.
+    """Return the training step of the model on random tokens and targets, (batch, tokens), or on `config.data`.
 
-    config: a RunConfig, of which only what the step needs is read.
+    config: a RunConfig; only fields that the step needs are read.
     """
     model, loss = of_sizes(made, config.model, own), loss_function(config.loss_function)
     shape, vocabulary = (config.batch_size, config.tokens_per_sequence), config.model.vocab_size
@@ -51,7 +51,7 @@ def language_model(made: Any, config: Any, device: Device, own: Mapping[str, Any
 
 
 def of_sizes(made: Any, sizes: Any, own: Mapping[str, Any]) -> nn.Module:
-    """Return a model of the class with the sizes of a ModelConfig that its constructor takes."""
+    """Return a model of the class, built with those sizes of a ModelConfig that its constructor accepts."""
     model: nn.Module = made(**{**{name: getattr(sizes, name) for name in _sizes_of(made)}, **own})
     return model
 
@@ -61,7 +61,7 @@ def _on_inputs(model: nn.Module, batch: Any) -> Any:
 
 
 def _sizes_of(made: Any) -> list[str]:
-    """Return the sizes that a class takes by name."""
+    """Return the names of the sizes that a class accepts."""
     if not plugins.signature(made):
         return []
     return [name for name in inspect.signature(made).parameters if name in SIZES]

@@ -32,7 +32,7 @@ from cs_systems.model.training import fp8
 from cs_systems.model.training.checkpointing import checkpoint_blocks, without_effect
 from cs_systems.record import Ran
 
-# Fields of a RunConfig that apply to any module, by their names in tables.
+# fields of a RunConfig that apply to any module, by their names in tables
 APPLIED = tuple(name for name, each in FIELDS.items() if Subject.MODEL in each.subjects and not each.always)
 
 
@@ -65,9 +65,10 @@ class ModuleStep(Training):
             model.bfloat16()
         if reason := without_effect(config) or checkpoint_blocks(model, config.checkpoint):
             raise Unavailable(reason)
-        self.parameters = sum(p.numel() for p in model.parameters())  # a strategy may leave parts of them
+        self.parameters = sum(p.numel() for p in model.parameters())  # a strategy may keep only shards of them
         self.computes_in = _precision(config, model)
-        if config.mode is not Mode.FORWARD:  # forward alone keeps the mode: of a model in eval() it is inference
+        # forward alone keeps the mode: a model in eval() is then measured in inference
+        if config.mode is not Mode.FORWARD:
             model.train()
         super().__init__(cell, device, model.to(device.torch))
         self.run_model = compiled(self.wrapped, config.compile)
@@ -75,7 +76,7 @@ class ModuleStep(Training):
         self._iterator: Iterator[Any] | None = None
         self.batch: Any = None if setup.batch is None else placed(setup.batch, device.torch, self._dtype)
         self.output: Any = None
-        self._sizes: list[StepSize] = []  # of the steps since `take_sizes`, where each has batches of its own
+        self._sizes: list[StepSize] = []  # sizes of the steps since `take_sizes`, if batches differ
 
     def _check_parts(self, cell: Cell) -> None:
         """Raise Unavailable for parts that the strategy cannot honour."""
@@ -224,7 +225,7 @@ class ModuleStep(Training):
         return None
 
     def _formula_sent_bytes(self) -> float | None:
-        """Return the formula's bytes; None where they depend on which parameters stay gathered after forward."""
+        """Return the formula's bytes; None if they depend on which parameters stay gathered after forward."""
         return None if "parameters" in self.strategy.splits else super()._formula_sent_bytes()
 
     def describe(self) -> Ran:
@@ -244,7 +245,7 @@ class ModuleStep(Training):
 
 
 def _precision(config: RunConfig, model: nn.Module) -> str:
-    """Return the precision of the model's products: that of the config, or without autocast the parameters' dtypes."""
+    """Return the precision of the model's products: the config's, or without autocast the dtypes of the parameters."""
     dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
     if config.computes_in not in (Precision.FP32, Precision.TF32) or dtypes <= {torch.float32}:
         return config.computes_in.value
@@ -254,7 +255,7 @@ def _precision(config: RunConfig, model: nn.Module) -> str:
 
 
 def _is_torchs(loss: Any) -> bool:
-    """Return True for a loss of torch itself, whose second argument is the target alone."""
+    """Return whether the loss is one of torch's own, which take only the target as second argument."""
     module = type(loss).__module__ if isinstance(loss, nn.Module) else getattr(loss, "__module__", "")
     return str(module).startswith("torch.nn")
 

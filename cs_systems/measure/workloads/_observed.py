@@ -1,4 +1,4 @@
-"""Observation of which fields of a configuration a workload from outside the package reads."""
+"""Observation of the configuration fields that a workload from outside the package reads."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _LENGTHS = (
     "sequence_length",
     "max_length",
     "block_size",
-)  # names that others use
+)  # names that other programs use
 
 
 class _Observed:
-    """Mixin of a frozen dataclass that notes each field that is read in a set, which nested configs share."""
+    """Mixin of a frozen dataclass that adds each field that is read to a set, which nested configs share."""
 
     def __getattribute__(self, name: str) -> Any:
         value = object.__getattribute__(self, name)
@@ -53,7 +53,7 @@ def _observed_kind(kind: type) -> type:
 
 
 def observed(config: RunConfig) -> tuple[RunConfig, set[str]]:
-    """Return an equal config that notes its reads, and the set of names that it fills.
+    """Return an equal config that records reads, and the set of field names that it fills.
 
     A field of the model, the shape or the collective is noted as `model.d_model`, `shape.seq`, ….
     """

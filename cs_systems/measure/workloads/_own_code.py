@@ -1,6 +1,6 @@
-"""Code of the user's own, compared with what it replaces on small inputs, after the steps that were measured.
+"""User's own code compared with the code it replaces, on small inputs, after the measured steps.
 
-A comparison changes nothing that a step uses: it has tensors of its own, and leaves the random numbers as they were.
+A comparison does not affect the steps: it has its own tensors, and restores the random numbers.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from cs_systems.model.training.optimizers import KIND as OPTIMIZER
 from cs_systems.model.training.optimizers import optimizer_class
 from cs_systems.model.transformer import BasicTransformerLM
 
-STEPS = 20  # of an optimizer
-SHAPES = ((64, 32), (64,))  # a weight and a bias
+STEPS = 20  # steps of an optimizer
+SHAPES = ((64, 32), (64,))  # shapes of a weight and a bias
 MAX_NORM = 1.0
-LARGE = 1000.0  # factor of logits whose exponentials overflow
-LENGTH = 128  # of the sequences of an attention call
+LARGE = 1000.0  # factor for logits whose exponentials overflow
+LENGTH = 128  # sequence length of an attention call
 SMALL = ModelConfig("small own", d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=64, context_length=16)
 
 
@@ -56,7 +56,8 @@ def own_code(config: RunConfig, optimizer: str | None, device: torch.device) -> 
 
 
 Pairs = Iterable[tuple[Tensor, Tensor]]
-Compared = tuple[str, Callable[[], Pairs]]  # name of the reference, (own, reference) of each output
+# name of the reference, and a function that returns (own, reference) for each output
+Compared = tuple[str, Callable[[], Pairs]]
 
 
 def row(option: str, name: str, reference: str, pairs: Callable[[], Pairs]) -> OwnCodeRow:
@@ -68,7 +69,7 @@ def row(option: str, name: str, reference: str, pairs: Callable[[], Pairs]) -> O
         same = sameness(error)
         if not math.isfinite(error):
             error, note = None, "inf or NaN where the reference is finite"
-    except Exception as raised:  # of the user's code, which has run in the step
+    except Exception as raised:  # errors of the user's code, which already ran in the step
         note = f"{type(raised).__name__}: {raised}"
     return {
         "option": option, "code": name, "reference": reference, "same": same, "error": error, "note": note,
@@ -126,7 +127,7 @@ def _changes(cls: Callable[..., Any], options: dict[str, Any], device: torch.dev
 
 
 def _loss(name: str, device: torch.device) -> Compared:
-    """Compare the loss and the gradient of logits, of usual and of large logits."""
+    """Compare the loss and the gradient of the logits, for usual and for large logits."""
 
     def pairs() -> Pairs:
         targets = torch.randint(100, (64,)).to(device)
@@ -145,7 +146,7 @@ def _gradient(output: Tensor, of: Tensor) -> Tensor:
 
 
 def _clip(name: str, device: torch.device) -> Compared:
-    """Compare gradients whose norm is above the limit, and ones whose norm is below; one parameter has none."""
+    """Compare clipped gradients with a norm above and below the limit; one parameter has no gradient."""
 
     def clipped(function: Callable[..., Any], scale: float) -> Tensor:
         random = torch.Generator().manual_seed(0)
@@ -163,7 +164,7 @@ def _clip(name: str, device: torch.device) -> Compared:
 
 
 def _data(name: str, device: torch.device) -> Compared:
-    """Compare with windows of counted tokens: each token is that before it plus 1, and so is its target."""
+    """Compare batches from counted tokens: each token is the previous one plus 1, and each target the next token."""
 
     def pairs() -> Pairs:
         batch, length, dataset = 64, 8, numpy.arange(20)
@@ -207,7 +208,7 @@ def attention_row(name: str, function: Callable[..., Any], call: AttentionCall) 
 
 
 def model_row(name: str, make: Callable[[ModelConfig], nn.Module], device: torch.device) -> OwnCodeRow:
-    """Compare a language model with the built-in one of the same parameters: the logits."""
+    """Compare the logits of a language model with those of the built-in model with the same parameters."""
 
     def pairs() -> Pairs:
         built_in, own = BasicTransformerLM(SMALL).to(device), make(SMALL).to(device)

@@ -22,7 +22,7 @@ _MAKES = {
 
 
 def instance_or(other: str, model: Any) -> str:
-    """Return what to give in place of something that is no module: an instance of a class, else `other`."""
+    """Return what to give instead of an object that is not a module: an instance of the class, else `other`."""
     return f"give an instance, such as {model.__name__}(…)" if isinstance(model, type) else other
 
 
@@ -106,7 +106,7 @@ class TrainingSetup:
 
     @classmethod
     def of(cls, made: Any) -> TrainingSetup | None:
-        """Return what a factory gave as a setup, or None if it has another form. Raises ConfigError."""
+        """Return a factory's result as a setup, or None if it has another form. Raises ConfigError."""
         if isinstance(made, cls):
             return made
         if isinstance(made, Mapping) and "model" in made:
@@ -125,12 +125,12 @@ def check_scheduler(scheduler: Any, optimizer: Any, by_option: str | None = None
     """Raise ConfigError if a scheduler changes another optimizer than the one that steps.
 
     Args:
-        scheduler: a scheduler, or what makes one.
-        optimizer: the one that steps; what makes it, or None, if the step makes its own.
-        by_option: the configuration's optimizer, where only that can have replaced the scheduler's.
+        scheduler: a scheduler, or a function that makes one.
+        optimizer: the optimizer that steps, a function that makes it, or None if the step makes its own.
+        by_option: the configuration's optimizer, if it has replaced the scheduler's.
     """
     scheduled = getattr(scheduler, "optimizer", None)
-    groups = getattr(optimizer, "param_groups", None)  # a wrapper shares them with the optimizer in it
+    groups = getattr(optimizer, "param_groups", None)  # a wrapper shares the groups with the optimizer inside it
     if isinstance(scheduler, type) or not isinstance(scheduled, Optimizer) or scheduled.param_groups is groups:
         return
     name = type(scheduled).__name__
@@ -147,7 +147,7 @@ def check_scheduler(scheduler: Any, optimizer: Any, by_option: str | None = None
 
 
 def _is_loader(batch: Any) -> bool:
-    """Return True for an iterable of batches, as opposed to one batch: a DataLoader, a dataset, a generator."""
+    """Return whether `batch` is an iterable of batches, such as a DataLoader, a dataset or a generator."""
     from torch.utils.data import DataLoader, IterableDataset
 
     is_iterator = hasattr(batch, "__next__") and hasattr(batch, "__iter__")

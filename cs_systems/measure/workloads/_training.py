@@ -36,7 +36,7 @@ class Training:
         optimizer: the optimizer; it and `optimizer_name` are None in modes without an update.
         loss: the loss of the last step, a scalar.
         clip_norm: the largest norm of all gradients together, None for any.
-        clip_gradients: the function (parameters, max_norm) that applies it.
+        clip_gradients: the function (parameters, max_norm) that clips them.
     """
 
     clip_norm: float | None = None
@@ -72,7 +72,7 @@ class Training:
             raise Unavailable(str(error)) from error
 
     def _check_optimizer(self) -> None:
-        """Raise unless what was made steps without an argument."""
+        """Raise ConfigError unless the optimizer is one whose step needs no argument."""
         if not callable(getattr(self.optimizer, "step", None)):
             raise ConfigError(
                 f"optimizer returned {shown(self.optimizer)}, which is no optimizer; give a "
@@ -86,7 +86,7 @@ class Training:
 
     def prepare(self) -> None:
         if self.graph is not None and self.graph.captured:
-            return  # the graph writes to the loss and the gradients that it was captured with
+            return  # the graph writes to the loss and gradients with which it was captured
         self.loss = None
         self.wrapped.zero_grad(set_to_none=True)
         if self.config.compile in CAPTURED_COMPILE_MODES:
@@ -120,7 +120,7 @@ class Training:
             yield Phase.OPTIMIZER, self._update
 
     def tables(self) -> Tables:
-        """Return the table `sent` of a step on ranks, and `own_code` of what the user's own code replaces."""
+        """Return the table `sent` for a step on ranks, and `own_code` for the user's own code."""
         rows = self._own_code()
         own = OWN_CODE.filled(rows) if rows else {}
         if not self.config.is_distributed:
@@ -139,7 +139,7 @@ class Training:
     def _formula_sent_bytes(self) -> float | None:
         """Return the bytes that a rank sends in a whole training step, by formula.
 
-        None for a part of a step, and where activation checkpoints repeat the collectives of tensor parallelism.
+        None for a part of a step, and if activation checkpoints repeat the collectives of tensor parallelism.
         """
         formula, config = self.strategy.sent_bytes, self.config
         again = config.checkpoint != "none" and "features" in self.strategy.splits
@@ -150,7 +150,7 @@ class Training:
     def payload(self) -> Payload:
         """Return the sizes that the strategies' formulas need.
 
-        What tensor parallelism divides is left out, because a module alone does not show it.
+        Tensor parallelism is not included, because a module alone does not show how it is divided.
         """
         narrowed_bytes = NARROW_BYTES * self.trained_elements
         share = narrowed_bytes / self.trained_bytes if self.trained_bytes else 1.0
@@ -182,7 +182,7 @@ class Training:
 
 
 def _needs_closure(optimizer: Any) -> bool:
-    step = getattr(type(optimizer), "step", None)  # of the class: a scheduler replaces an instance's
+    step = getattr(type(optimizer), "step", None)  # of the class, because a scheduler replaces the instance's method
     try:
         if step is not None:
             inspect.signature(step).bind(optimizer)
@@ -192,7 +192,7 @@ def _needs_closure(optimizer: Any) -> bool:
 
 
 def clip_unavailable(name: str, cell: Cell) -> str | None:
-    """Return why gradients cannot be clipped in a cell: without an update, or where a rank has its share alone."""
+    """Return why gradients cannot be clipped in a cell (no update, or a rank holds only a share); None if they can."""
     if cell.config.clip is not None and (mode := cell.config.mode) is not Mode.TRAIN_STEP:
         return f"{name} requires mode train-step, got {mode.value}; leave out {name}"
     if not cell.strategy.splits - {"batch"}:
@@ -204,8 +204,8 @@ def clip_unavailable(name: str, cell: Cell) -> str | None:
 def compiled(function: Callable[..., Any], mode: str, *, keeps_buffers: bool = False) -> Callable[..., Any]:
     """Return a model or function compiled in this mode of `config.COMPILE_MODES`, or itself for "none".
 
-    keeps_buffers: whether a tensor that an operator received stays as it is until the operator lets it go, rather than
-    until its last use in the function.
+    keeps_buffers: whether the memory of an operator's input is kept until the operator releases it, instead of until
+    its last use in the function.
     """
     return function if mode == "none" else torch.compile(function, **_compile_options(mode, keeps_buffers))
 
@@ -216,9 +216,9 @@ def compile_blocks(
     """Compile each block in place; blocks of one class and shape share one compilation.
 
     Args:
-        blocks: to be compiled.
+        blocks: the blocks to compile.
         mode: as in `compiled`.
-        with_hooks: whether the blocks' hooks are compiled too. Those that wait for other ranks must stay outside.
+        with_hooks: whether the blocks' hooks are compiled too. Hooks that wait for other ranks must not be compiled.
         keeps_buffers: as in `compiled`.
     """
     for block in blocks:

@@ -41,7 +41,7 @@ class Problem:
 class Attention:
     """Workload of one attention call; `config.mode` selects the phases of a step.
 
-    problem: the same call on tensors of another layout.
+    problem: returns the same call on tensors of another layout.
     """
 
     hides_launches = True  # many kernels here are shorter than their launch
@@ -116,7 +116,7 @@ class Attention:
     def _before_backward_bytes(self) -> int | None:
         """Return the bytes of the call between forward and backward, by one more forward; None on a CPU.
 
-        That is the inputs, the output with its gradient, and what forward keeps for backward.
+        This is the memory of the inputs, the output with its gradient, and the tensors that forward keeps for backward.
         """
         if not self.device.is_cuda or self._out_gradient is None:
             return None
@@ -126,7 +126,7 @@ class Attention:
         return self.device.allocated_bytes() - held + sum(x.nbytes for x in (*self.problem.leaves, self._out_gradient))
 
     def tables(self) -> Tables:
-        """Return the table `own_code` of a function of the user's own, compared with naive."""
+        """Return the table `own_code` for a user's own function, compared with naive attention."""
         if self.backend is not None:
             return {}
         return OWN_CODE.filled([attention_row(self.config.attention, self.cell.attention, self.call)])
@@ -177,7 +177,7 @@ def attention_call(config: RunConfig, device: Device) -> AttentionCall:
 def random_leaves(config: RunConfig, device: Device, *shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
     """Return standard normal tensors of the call's dtype, the same for the same seed.
 
-    They require gradients where the mode needs them.
+    They require gradients if the mode needs them.
     """
     call = attention_call(config, device)
     dtype = getattr(torch, call.dtype)
@@ -188,7 +188,7 @@ def random_leaves(config: RunConfig, device: Device, *shapes: tuple[int, ...]) -
 
 
 def _predicted_peak_bytes(config: RunConfig, device: Device, algorithm: AttentionAlgorithm, packed: bool) -> int:
-    """Return the cell's predicted peak in bytes, with the buffer that clears the L2 cache where there is one."""
+    """Return the cell's predicted peak in bytes, including the buffer that clears the L2 cache, if any."""
     shape, element = shape_of(config), cost.COMPUTE_BYTES[config.precision]
     mode = Mode.FORWARD_BACKWARD if config.keep_graph and config.mode is Mode.FORWARD else config.mode
     prediction = attention_memory(shape, mode, element, algorithm, packed=packed, cuda=device.is_cuda)

@@ -6,7 +6,7 @@ A step has these phases:
 time is its wait for the last rank plus the latency of the meeting. The step's time is the longest of all ranks. No
 clocks of different machines are compared.
 - `queue` (GPUs only): the device is kept busy until the host has launched all calls, then the devices meet again.
-Without it a small call would take as long as Python needs to launch it.
+  Without it a small call would take as long as its launch from Python.
 - `transfer`: `calls` calls in a row, as nccl-tests times them; divided by `calls` it is the time of one. A rank that
 arrives late lengthens `skew` and not this. On a CPU, where nothing is launched, it includes Python's share of a call.
 
@@ -46,12 +46,12 @@ DTYPES = {
     "int32": torch.int32,
     "int64": torch.int64,
 }
-# Longer than launching a call usually takes; a slower host gets the caveat launch-bound.
+# longer than a usual launch; a slower host gets the caveat launch-bound
 LAUNCH_S = 100e-6
 GLOO_LACKS = ("fp8",)
-# Fragments of the errors with which gloo and NCCL refuse a dtype.
+# fragments of errors by which gloo and NCCL refuse a dtype
 _REFUSALS = ("scalar type", "float8", "nccl type", "data type")
-# Newer torch renamed these two and warns about the old names.
+# newer torch has renamed these two and warns about the old names
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -109,7 +109,7 @@ class Collective:
             dist.all_to_all_single(self.received, self.sent)
 
     def cost(self) -> None:
-        """Return None: a collective is described by link rates, which a phase's bytes of memory cannot express."""
+        """Return None: link rates describe a collective, and the cost of a phase has only bytes of memory."""
         return
 
     def describe(self) -> Ran:
@@ -183,7 +183,7 @@ def refusal(backend: str, shape: CollectiveShape, why: str = "") -> Unavailable:
 def _new_group_s(device: Device) -> float:
     """Return the seconds to create a further group of the same ranks, measured once per process.
 
-    Includes its communicator, which is created by summing one element.
+    This includes its communicator, which the sum of one element creates.
     """
     groups: list[Any] = []
 

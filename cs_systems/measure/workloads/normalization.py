@@ -10,9 +10,9 @@ Table `normalization`: {operation, case, step, error, finite, unit_roundoff}; `f
 or NaN.
 
 Table `normalization_range`: {operation, step, breaks_from, breaks_up_to, overflows}, of inputs with mean 0 and standard
-deviation 2^k, k from SMALLEST to LARGEST or as far as the dtype reaches. One low step alone gives one of RANGE_ROWS
-rows an error above TOO_MUCH for all sizes from `breaks_from` on, and for all sizes up to `breaks_up_to`; None where it
-never does.
+deviation 2^k, k from SMALLEST to LARGEST or as far as the dtype reaches. With one low step alone, at least one of
+RANGE_ROWS rows has an error above TOO_MUCH, for all sizes from `breaks_from` on and for all sizes up to `breaks_up_to`;
+None if this never happens.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Normalization:
     def errors(self, operation: str, mean: float, std: float) -> Iterator[tuple[str, NormalizationError]]:
         """Yield (name of what is low, its error).
 
-        First each step is low alone, then all steps are; torch's own versions come last.
+        First each step alone is low, then all steps; torch's own versions come last.
         """
         x = self.inputs(mean, std)
         exact = self.apply(operation, x, frozenset())

@@ -35,9 +35,10 @@ from cs_systems.measure.workloads.train_step import TrainStep
 from cs_systems.record import Ran
 
 FIRST_LOSS_SCALE = 2.0**16  # the initial scale of torch.amp.GradScaler
-# Share of the whole gradient below which a parameter's is roundoff: the gradient of a key's bias is 0 in exact numbers.
+# share of the whole gradient below which a parameter's gradient is roundoff; that of a key's bias is exactly 0 in
+# theory
 ROUNDOFF = 1e-6
-SHARE_FOR_FLOAT64 = 0.8  # of the memory; the rest covers allocations that no formula predicts
+SHARE_FOR_FLOAT64 = 0.8  # share of the memory; the rest is for allocations that no formula predicts
 BYTES_OF_FLOAT64 = 8
 
 
@@ -97,21 +98,21 @@ class PrecisionError:
             return
         self.rows, scale = [self._errors(low, 1.0)], FIRST_LOSS_SCALE
         while (row := self._errors(low, scale))["nonfinite_share"] and scale > 1:
-            scale /= 2  # as GradScaler does, a step later
+            scale /= 2  # as GradScaler does one step later
         self.rows.append(row)
 
     def _make(self, cell: Cell) -> Any:
         return TrainStep(cell, self.device)
 
     def _outputs(self, step: Any) -> Tensor:
-        """Return what the model computed in the last step, without its graph."""
+        """Return the model's output in the last step, without its graph."""
         logits: Tensor = step.output.detach()
         return logits
 
     def _errors(self, low: Any, scale: float | None) -> PrecisionErrorRow:
         """Return the table row of one step.
 
-        scale: the factor of the loss before backward, by which the gradients are divided afterwards; None for no
+        scale: the factor on the loss before backward, by which the gradients are divided afterwards; None for no
         scaling.
         """
         if scale is not None:
@@ -177,14 +178,14 @@ def _exact(cell: Cell) -> Cell:
 
 
 def _kept_bytes(config: RunConfig) -> int:
-    """Return the size of the reference's gradients and logits in bytes, at most."""
+    """Return an upper bound in bytes for the reference's gradients and logits."""
     logits = config.batch_size * config.tokens_per_sequence * config.model.vocab_size
     return BYTES_OF_FLOAT64 * (parameter_count(config.model) + logits)
 
 
 def _reference_bytes(cell: Cell, device: Device, dtype: torch.dtype) -> int:
     """Return the predicted peak of a step in float64, where every tensor takes twice the bytes of fp32."""
-    built_in = replace(cell.config, loss_function=RunConfig.loss_function)  # one's own declares no memory
+    built_in = replace(cell.config, loss_function=RunConfig.loss_function)  # the user's own loss declares no memory
     predicted = TrainStep.preflight(_exact(Cell(built_in)), device)
     assert predicted is not None, "naive declares its memory"
     return predicted * (2 if dtype is torch.float64 else 1)
@@ -206,7 +207,7 @@ def _whole(norms: Iterable[float]) -> float:
 
 
 def _known(error: float, size: float) -> float | None:
-    """Return the relative error, or None where it is not finite because of an overflow."""
+    """Return the relative error, or None if an overflow made it infinite or NaN."""
     ratio = error / size if size else error
     return ratio if ratio < float("inf") else None
 

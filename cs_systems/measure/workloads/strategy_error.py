@@ -1,10 +1,10 @@
 """Difference between ranks that train by a parallel strategy and one process, after a few steps; not a timing.
 
-All train a BasicTransformerLM from the same fp32 parameters by SGD with momentum, whose update, unlike Adam's, shows a
-sum of gradients in place of their mean. One process takes the whole batch, and each rank its rows of it.
+All train a BasicTransformerLM from the same fp32 parameters by SGD with momentum; unlike Adam's, its update shows if
+gradients were summed instead of averaged. One process trains on the whole batch, each rank on its rows of it.
 
 Table `strategy_error`: distance of the parameters from one process, over their change; the largest distance of a rank
-from rank 0, in the same measure; the relative error of the last loss; whether ranks that begin with other parameters
+from rank 0, in the same measure; the relative error of the last loss; whether ranks with different initial parameters
 get those of rank 0.
 """
 
@@ -95,13 +95,14 @@ class StrategyError:
         ]
 
     def _leaves_whole(self, wrapped: nn.Module) -> bool:
-        """Return whether the user's own code, which should divide parameters, has left all of this model's whole."""
+        """Return whether the user's own code, which should shard parameters, has left this model's parameters whole."""
         divides = plugins.is_foreign(self.config.strategy) and "parameters" in self.cell.strategy.splits
         return divides and _elements(wrapped) == _elements(self._model(self.config.seed))
 
     def _begins_equal(self, start: Mapping[str, Tensor]) -> bool | None:
-        """Return whether the strategy gives all ranks the parameters of rank 0; None where they cannot be read."""
-        strategy = replace(self.cell).strategy  # another, because one that is the user's may hold what it wrapped
+        """Return whether the strategy gives all ranks the parameters of rank 0; None if they cannot be read."""
+        # a new one, because a user's strategy may keep the model that it wrapped
+        strategy = replace(self.cell).strategy
         wrapped = strategy.wrap(self._model(self.config.seed + self.rank))
         found = _matched(strategy.whole_parameters(wrapped), start)
         off = torch.tensor(float("nan") if found is None else _distance(found, start))
@@ -164,7 +165,7 @@ def _state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _matched(found: Mapping[str, Tensor], names: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """Return the tensors under the names of the model without a wrapper; None if one is missing, or is not whole."""
+    """Return the tensors under the names of the unwrapped model; None if one is missing or not whole."""
     known = {key.removeprefix("module."): value for key, value in found.items()}
     if any(key not in known or known[key].shape != value.shape for key, value in names.items()):
         return None

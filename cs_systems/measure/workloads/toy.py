@@ -1,7 +1,7 @@
-"""Toy model, fc1 → relu → LayerNorm → fc2, and its training step: small enough to read everything autocast does.
+"""Toy model (fc1 → relu → LayerNorm → fc2) and its training step, small enough to show everything that autocast does.
 
-Classification: inputs (BATCH, IN) fp32, targets (BATCH,), cross-entropy. It uses precision, mode,
-optimizer, device and seed of the configuration, and ignores its language model.
+Classification: inputs (BATCH, IN) fp32, targets (BATCH,), cross-entropy. It uses precision, mode, optimizer, device and
+seed of the configuration, and ignores its language model.
 """
 
 from __future__ import annotations

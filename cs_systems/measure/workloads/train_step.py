@@ -68,9 +68,10 @@ class TrainStep(Training):
         if config.precision is Precision.BF16_PURE:
             for parameter in model.parameters():
                 parameter.data = parameter.data.bfloat16()
-        if config.precision is Precision.FP8:  # not lm_head, as is common: it would round the logits
+        # lm_head stays in higher precision, as usual, because fp8 would round the logits
+        if config.precision is Precision.FP8:
             fp8.use_fp8(model.layers)
-        # The compiler must see the operators that a selective checkpoint keeps.
+        # the compiler must see the operators whose outputs a selective checkpoint keeps
         in_block = config.compile_scope == "block" and config.checkpoint.startswith("selective")
         if not in_block:
             checkpointing.apply_checkpointing(model, config.checkpoint)
@@ -91,7 +92,7 @@ class TrainStep(Training):
             self.run_model: Any = self.wrapped
         else:
             self.run_model = compiled(self.wrapped, config.compile, keeps_buffers=keeps)
-        self.output: Tensor | None = None  # of run_model: the logits, or what head_loss takes
+        self.output: Tensor | None = None  # output of run_model: the logits, or the input of head_loss
         if not isinstance(self.backend, AttentionBackend):
             self._check_attention()
 
@@ -120,8 +121,8 @@ class TrainStep(Training):
             if reason := fp8.misfit(sizes | {"batch × context": config.batch_size * config.tokens_per_sequence}):
                 raise Unavailable(reason)
         strategy = cell.strategy
-        # No formula covers tensor-parallel blocks, other parts than the plain ones, a graph's own memory, and what code
-        # of the user's own holds.
+        # no formula covers tensor-parallel blocks, parts other than the plain ones, a graph's own memory, or the user's
+        # own code
         is_plain = not config.parts and config.graph == "none" and not {*config.own_code} - {"attention"}
         if backend is None or not is_plain or "features" in strategy.splits:
             return None
@@ -162,7 +163,7 @@ class TrainStep(Training):
                 self.loss = self.loss_function(self.output, self.targets)
             else:
                 head: Any = self.model.lm_head
-                weight = head.weight  # the whole: where a strategy shards the parameter, it sets this attribute
+                weight = head.weight  # the whole parameter: a strategy that shards it sets this attribute
                 self.loss = self.head_loss(self.output.flatten(0, -2), weight, self.targets.flatten())
 
     def _backward(self) -> None:
