@@ -44,7 +44,7 @@ def read(path: Path, process: int | None = None) -> Trace:
 
 
 def cached(path: Path, process: int | None = None) -> Trace:
-    """Return the same as `read`, from the cache if the file is unchanged."""
+    """Return the result of `read`, from the cache if the file is unchanged."""
     from cs_systems.readers import _cache
 
     return _cache.cached(path, process, read)
@@ -55,9 +55,9 @@ def ranks_of(paths: Sequence[Path], only_if_certain: bool) -> dict[Path, int] | 
 
     Args:
         paths: The traces.
-        only_if_certain: Accept only ranks that each trace, or the word `rank` in each name, states; all must differ and
-            have one world size. If False, also accept the only number in which the names differ, else the order of
-            the files; the traces themselves then show whether they belong to one job.
+        only_if_certain: Accept only ranks that each trace states, or each file name after the word `rank`; all must
+            differ and have one world size. If False, also accept the only number in which the names differ, else the
+            order of the files; later checks of the traces show whether they belong to one job.
     """
     from cs_systems.readers.forms.jobs import ranks_by_name
 
@@ -72,7 +72,7 @@ def ranks_of(paths: Sequence[Path], only_if_certain: bool) -> dict[Path, int] | 
 
 
 def _stated(path: Path) -> Job:
-    """Return the identity in the job that the file's header states, without reading the trace."""
+    """Return the identity in the job that the file's header states, without reading the rest of the trace."""
     from cs_systems.readers.forms.jobs import Job
 
     try:

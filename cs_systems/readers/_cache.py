@@ -27,8 +27,8 @@ from cs_systems.readers.forms.operators import Operators
 from cs_systems.readers.forms.trace import Trace
 
 LARGEST_BYTES = 2 << 30  # limit for the total size of the entries
-WORTH_S = 1.0  # traces that are read faster than this are not cached
-SETTLED_S = 2.0  # minimum age of a file; one that changed just now could change again unnoticed
+WORTH_S = 1.0  # seconds; traces that are read faster are not cached
+SETTLED_S = 2.0  # seconds; a file that was changed more recently could change again unnoticed
 LONG = 64  # shorter lists are stored as JSON
 Reader = Callable[..., Trace]
 _READERS = Path(__file__).parent  # a change in any file of this folder or its subfolders changes the version
@@ -48,7 +48,7 @@ def folder() -> Path:
 
 
 def cached(path: Path, process: int | None, read: Reader) -> Trace:
-    """Return the same as `read`, from the cache if the file is unchanged; store the result if reading takes long."""
+    """Return the result of `read`, from the cache if the file is unchanged; store it if reading takes long."""
     key = _key(path, process)
     entry = None if key is None else folder() / f"{hashlib.sha256(key.encode()).hexdigest()}.npz"
     if key is not None and entry is not None and (found := _load(entry, key)):
@@ -57,7 +57,7 @@ def cached(path: Path, process: int | None, read: Reader) -> Trace:
     made = read(path, process)
     took_s = time.monotonic() - began_s
     if entry is not None and key is not None and took_s >= WORTH_S and key == _key(path, process):
-        # No entry is written without disk space or permission, or for a class that the cache does not know.
+        # no entry is written without disk space or permission, or for a class unknown to the cache
         with contextlib.suppress(OSError, TypeError, ValueError, OverflowError, MemoryError):
             _store(entry, key, made)
     return made
@@ -86,7 +86,7 @@ def _version(readers: Path = _READERS) -> str:
 
 
 def _load(entry: Path, key: str) -> Trace | None:
-    """Return the trace of an entry, or None if there is none; remove a damaged entry."""
+    """Return the trace of an entry, or None if there is none; delete a damaged entry."""
     try:
         if entry.stat().st_uid != os.getuid():
             return None
@@ -133,7 +133,7 @@ def _shrink(folder: Path) -> None:
 
 
 def _encoded(value: Any, arrays: list[Any]) -> Any:
-    """Return the value as JSON, with its arrays and long lists put into `arrays`. Raises TypeError."""
+    """Return the value as JSON, with its arrays and long lists moved into `arrays`. Raises TypeError."""
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
@@ -157,7 +157,7 @@ def _encoded(value: Any, arrays: list[Any]) -> Any:
 
 
 def _listed(values: Sequence[Any], arrays: list[Any]) -> Any:
-    """Return the entries of a list: a long one by columns, or by its distinct values."""
+    """Return the encoded list; a long list is stored by columns, or by its distinct values."""
     kinds = {type(value) for value in values}
     if len(values) >= LONG and len(kinds) == 1:
         (kind,) = kinds
@@ -190,7 +190,7 @@ def _decoded(tree: Any, arrays: Sequence[Any]) -> Any:
             return Categorical(_entries(content[0], arrays), _decoded(content[1], arrays))
         case "modules":
             return Modules(*content)
-        case "operators":  # stored with their order and tree, which need not be computed again
+        case "operators":  # stored with their order and tree, to avoid computing these again
             found = Operators.__new__(Operators)
             vars(found).update(zip(content[0], (_decoded(one, arrays) for one in content[1]), strict=True))
             return found

@@ -1,8 +1,8 @@
-"""Modules of a model from the calls that torch.profiler records with `with_stack=True`: `nn.Module: Block_3`.
+"""Modules of a model, from the calls that torch.profiler records with `with_stack=True`: `nn.Module: Block_3`.
 
-The calls nest as the modules do. Paths are made of classes, numbered in the order of the first calls where one module
-calls several of a class: `GPT.Block_3.Linear_0`. Blocks are the modules of one class that one module calls; where these
-do nothing but call blocks themselves, as encoder and decoder do, they are stages, and the inner ones count.
+The calls nest as the modules do. Paths consist of class names, numbered in the order of first calls if a module calls
+several of one class: `GPT.Block_3.Linear_0`. Blocks are modules of one class that the same module calls. If these only
+call blocks themselves, such as encoder and decoder, they are stages, and the inner blocks count.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cs_systems.record import Row
 PREFIX = "nn.Module: "
 HOW = "layers are the modules that Python's stacks name, numbered by class in the order of their first calls"
 CONTAINERS = ("Sequential", "ModuleList", "ModuleDict")
-LEAST_OF_STAGE = 0.85  # share of a stage's time that its blocks take
+LEAST_OF_STAGE = 0.85  # least share of a stage's time in its blocks
 # Part of a module by its class; everything inside attention or a feed-forward network belongs to it.
 PARTS = {
     "attention": r".*(Attention|Attn)(\dd|V\d|Layer|Block|Sublayer)?",
@@ -33,7 +33,7 @@ WHOLE = ("attention", "ffn")
 
 
 class _Module:
-    """Module with its calls' time; children in the order of their first calls."""
+    """Module with the time of its calls; children are in the order of their first calls."""
 
     def __init__(self, name: str, parent: _Module | None) -> None:
         self.name, self.parent = name, parent
@@ -43,7 +43,7 @@ class _Module:
         self.path = ""
 
     def repeated(self) -> list[list[_Module]]:
-        """Return the groups of children that share a class and call modules themselves."""
+        """Return the groups of children with the same class that themselves call modules."""
         groups: dict[str, list[_Module]] = defaultdict(list)
         for child in self.children:
             if child.children:

@@ -44,11 +44,11 @@ class NumberRows:
 
 
 class Launches:
-    """Calls of one process, and what they launched by its correlation.
+    """Calls of one process, and the work that they launched, by correlation id.
 
-    Calls with one correlation are one launch if they overlap: the first in the file, the outermost, counts. Others
-    share it because ROCm reuses numbers: a kernel was launched by the latest of them before it, of nested calls by the
-    outermost.
+    Overlapping calls with the same correlation are one launch: the first in the file, the outermost, counts. Otherwise
+    ROCm has reused the number: a kernel was launched by the latest such call before it, and by the outermost of nested
+    calls.
     """
 
     def __init__(self, calls: Calls, correlation: Ints) -> None:
@@ -73,7 +73,7 @@ class Launches:
         return len(self.numbers) > 0
 
     def named(self, wanted: Callable[[str], object]) -> Bools:
-        """Return for each of the numbers whether a call with a wanted name has it."""
+        """Return, for each of the numbers, whether a call with a wanted name has it."""
         return self.among(self.correlation[self.calls.name.codes_where(wanted)])
 
     def among(self, correlation: Ints) -> Bools:

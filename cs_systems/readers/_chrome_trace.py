@@ -18,10 +18,10 @@ from msgspec import UNSET, Raw, Struct, UnsetType, field
 from cs_systems.config import ConfigError
 from cs_systems.core.formats import Unpacked
 
-WINDOW = 1 << 22  # characters read at a time
-BATCH = 1 << 17  # characters decoded at a time: they and their events fit into the processor's cache
-CUT_WORD = 16  # characters: a number, a word or an escape that a window cuts is shorter
-LONGEST_EVENT = 1 << 24  # characters, for the header too: profilers write some thousands
+WINDOW = 1 << 22  # characters to read at a time
+BATCH = 1 << 17  # characters to decode at a time, so that they and their events fit into the processor's cache
+CUT_WORD = 16  # characters; a number, word or escape cut by the window's end is shorter
+LONGEST_EVENT = 1 << 24  # limit in characters, also for the header; profilers write some thousands
 _BETWEEN = re.compile(r"[\s,]*")
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _DECODER = json.JSONDecoder(strict=False)
@@ -30,7 +30,7 @@ NOTHING = Raw()  # stands for a missing argument
 
 
 class Arguments(Struct, gc=False):
-    """Arguments of an event that the reader uses; those that stay `Raw` are decoded only where they are needed."""
+    """Arguments of an event that the reader uses; arguments that stay `Raw` are decoded only when needed."""
 
     correlation: Any = UNSET
     device: Any = UNSET
@@ -65,7 +65,10 @@ class Arguments(Struct, gc=False):
 
 
 class Event(Struct, gc=False):
-    """Event as the file has it; missing fields are UNSET. `args` has another class if the file has no object there."""
+    """Event as it is in the file; missing fields are UNSET.
+
+    `args` has another class if the file has no object there.
+    """
 
     ph: Any = UNSET
     cat: Any = UNSET
@@ -82,7 +85,7 @@ _FAST = msgspec.json.Decoder(list[Event])
 
 
 class Batch(NamedTuple):
-    """Consecutive events; `written` returns the event of an index with all its fields, as Python's decoder does."""
+    """Consecutive events; `written` returns the event at an index with all fields, decoded by Python's decoder."""
 
     events: list[Event]
     written: Callable[[int], dict[str, Any]]
@@ -107,7 +110,7 @@ def _event(written: dict[str, Any]) -> Event:
 
 
 class Text:
-    """Window on a trace: the text from `at` on is not decoded yet; `arrays` of events were met so far."""
+    """Window on a trace file: the text from `at` on is not decoded yet; `arrays` counts the arrays of events so far."""
 
     def __init__(self, file: Unpacked, path: Path) -> None:
         self.path = path

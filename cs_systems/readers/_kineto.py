@@ -51,23 +51,23 @@ from cs_systems.readers.forms.trace import (
     without_collector,
 )
 
-LONG_FUNCTION_S = 0.5e-3  # shorter calls of Python functions, of which there are millions, are not kept
-LONGEST_S = 1e9  # from the first event; a time beyond this is damaged
+LONG_FUNCTION_S = 0.5e-3  # shorter calls of Python functions are not kept, because there are millions
+LONGEST_S = 1e9  # seconds from the first event; later times are damaged
 LATEST_US = 1e17  # in the profiler's clock: 3,000 years
 MOST_KEPT = 10_000_000  # limit of events kept for the tables: about 3.5 GB of memory with the tables
-FORECAST = 2  # multiple of MOST_KEPT that the forecast may reach while the file is read
+FORECAST = 2  # multiple of MOST_KEPT up to which the forecast is accepted while the file is read
 FORECAST_FROM = 1 << 25  # bytes to read before the forecast is used
-_OPERATOR = re.compile(r"^\w+::|Backward\d*$|^detach_?$")  # marks the name of an operator, as opposed to a range
+_OPERATOR = re.compile(r"^\w+::|Backward\d*$|^detach_?$")  # name of an operator, in contrast to a range
 RECORD = "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], on a machine with a GPU"
 NOT_RECORDED = (
     "holds no kernel, although some were launched, so the GPU's profiling interface recorded none; stop other "
     "profilers (nsys, ncu, DCGM), look for CUPTI errors in the program's output, and record again"
 )
-# Categories of calls that launch work: of CUDA, ROCm, Intel, and devices that PyTorch does not know.
+# categories of calls that launch work: of CUDA, ROCm, Intel, and unknown devices
 _CALLS = tuple(
     f"{device}_{level}" for device in ("cuda", "hip", "xpu", "privateuse1") for level in ("runtime", "driver")
 )
-# Category that is counted but not read → its meaning, and the remedy.
+# category that is counted but not read → its description, and the remedy
 _UNREAD = {
     "mtia_ccp_events": "events of an MTIA accelerator, which are not read",
     "hpu_op": "events of a Gaudi accelerator, which are not read",
@@ -124,7 +124,7 @@ def read(path: Path, process: int | None = None) -> Trace:
 
 @without_collector()
 def processes(path: Path) -> list[int]:
-    """Return the pids of the processes that launched kernels, where a tool merged the traces of several ranks."""
+    """Return the pids of the processes that launched kernels, for a file into which a tool merged several ranks."""
     try:
         with closing(Unpacked(path)) as file:
             text = Text(file, path)
@@ -134,7 +134,8 @@ def processes(path: Path) -> list[int]:
                 reader.take(batch)
                 reader.refuse_too_many(file)
             return reader.launching()
-    except (ConfigError, EOFError, ValueError, OverflowError, RecursionError, OSError):  # reading it reports which
+    # reading the file will report the error
+    except (ConfigError, EOFError, ValueError, OverflowError, RecursionError, OSError):
         return []
 
 
@@ -162,11 +163,11 @@ class _Process:
     call_names: dict[str, int] = field(default_factory=dict)
     shapes: dict[int, int] = field(
         default_factory=dict
-    )  # correlation → function with the sizes, where the call has them
+    )  # correlation → function with its sizes, for calls that record them
     ranges: list[Range] = field(default_factory=list)
     operators: OperatorReader = field(default_factory=OperatorReader)
     modules: list[Range] = field(default_factory=list)  # calls of modules, from Python's stacks
-    functions: list[Range] = field(default_factory=list)  # long calls of Python functions, likewise
+    functions: list[Range] = field(default_factory=list)  # long calls of Python functions, from the same source
     # Calls of collectives by thread: (start, end, message of the range)
     collectives: dict[int, list[tuple[float, float, jobs.Message]]] = field(default_factory=lambda: defaultdict(list))
 
@@ -190,11 +191,12 @@ class _Reader:
         # Copies: number of the kind, start and end in s, device, stream, bytes, correlation, number of the name.
         self.copies = NumberRows("qddqqqqq")
         self.copy_names: dict[str, int] = {}
-        # Waits: correlation, start in s, stream, device, correlation of the event's record, stream that waits.
+        # waits: correlation, start in s, stream, device, correlation of the call that recorded the event, waiting
+        # stream
         self.waits = NumberRows("qdqqqq")
         self.functions: list[Function] = []
         self.written: dict[tuple[Any, ...], int] = {}  # name, and sizes as the file writes them → index in `functions`
-        # Equal names and threads share one object: a third of the memory of millions of events.
+        # equal names and threads share one object, which saves two thirds of the memory for millions of events
         self.names: dict[str, str] = {}
         self.threads: dict[int, int] = {}
         self.overheads: list[tuple[float, float]] = []
@@ -223,7 +225,7 @@ class _Reader:
         }
 
     def take(self, batch: Batch) -> None:
-        """Keep the fields of a batch that the tables need; operators are kept as columns, unless one is irregular."""
+        """Keep the fields of a batch that the tables need. Operators are kept as columns, unless one is irregular."""
         operators = [event for event in batch.events if event.cat == "cpu_op"]
         skipped = "cpu_op" if operators and self._take_operators(operators) else None
         for number, event in enumerate(batch.events):
@@ -234,7 +236,10 @@ class _Reader:
             rows.settle()
 
     def _take_operators(self, events: list[Event]) -> bool:
-        """Keep the operators and return True if all are valid and of one process; else keep none and return False."""
+        """Keep the operators and return True if all are valid and of one process.
+
+        Otherwise keep none and return False.
+        """
         phase, _, name, pid, tid, ts, dur, args = zip(*map(msgspec.structs.astuple, events), strict=True)
         try:
             if self.origin_us is None or {*phase} != {"X"} or len({*pid}) > 1 or type(pid[0]) is not int:
@@ -286,7 +291,7 @@ class _Reader:
     def _kernel(self, event: Event, start: float, end: float) -> None:
         args = _arguments(event)
         function = self._function(_text(event.name), args)
-        # Kineto writes device and stream as process and thread, too; some programs that cut traces keep only these.
+        # Kineto also writes device and stream as process and thread; some programs that cut traces keep only these
         device = event.pid if args.device is UNSET else args.device
         where = int(device), int(event.tid if args.stream is UNSET else args.stream)
         if args.collective is not NOTHING and (message := jobs.message(args.plain())):
@@ -294,7 +299,7 @@ class _Reader:
         self.kernels.add((function, start, end, *where, bool(args.node), _correlation(args)))
 
     def _function(self, name: str, sizes: Arguments) -> int:
-        """Return the index of a kernel's name with its launch's sizes, which CUDA's profiler writes at the kernel."""
+        """Return the index of a kernel's name with its launch sizes, which are recorded at the kernel on CUDA."""
         numbers = _whole(sizes.registers), _whole(sizes.shared)
         key = name, b"|".join((sizes.grid, sizes.block)), *numbers
         if (known := self.written.get(key)) is None:
@@ -339,7 +344,7 @@ class _Reader:
         process.calls.add((names.setdefault(name, len(names)), start, end, int(event.tid), number))
 
     def _wait(self, event: Event, start: float, end: float) -> None:
-        """Keep what the profiler found out about a wait: `enable_cuda_sync_events` of _ExperimentalConfig."""
+        """Keep the profiler's data on a wait (`enable_cuda_sync_events` of _ExperimentalConfig)."""
         args, name = _arguments(event), _text(event.name)
         stream = _stream(args.stream)
         awaited = _stream(args.awaited) if "Event" in name else stream
@@ -364,7 +369,7 @@ class _Reader:
         (self._range if is_range else self._op)(event, start, end)
 
     def _operator(self, event: Event, start: float, end: float) -> None:
-        """Keep an event of an old file, in which operators and the user's ranges share one category."""
+        """Keep an event of an old file, where operators and the user's ranges share one category."""
         is_op = _args(event).sequence is not UNSET or _OPERATOR.search(_text(event.name))
         (self._op if is_op else self._range)(event, start, end)
 
@@ -607,7 +612,7 @@ def _number(value: Any) -> int:
 
 
 def _stream(value: Any) -> int:
-    """Return a stream's number; UNKNOWN for the number by which CUPTI means none."""
+    """Return a stream's number; UNKNOWN for CUPTI's number for no stream."""
     number = _number(value)
     return UNKNOWN if number in (INVALID, UNKNOWN) else number
 

@@ -21,26 +21,26 @@ from cs_systems.readers.forms.trace import Call, Calls, Kernels
 _CAPTURE = re.compile(r"StreamBeginCapture|StreamEndCapture|GraphInstantiate")
 _WAIT = re.compile(r"(Device|Stream|Ctx|Context)Synchronize")
 US = 1e-6
-COARSE_S = 3 * US  # kernels with a longer duration elsewhere were not rounded from less than 1 µs
-MANY = 2  # number of launches without a kernel that one kernel without a launch explains
-IMPLAUSIBLE = 0.5  # share of the kernels; few programs have so many of less than 1 µs (7% in a step of ResNet-50)
+COARSE_S = 3 * US  # a kernel whose launches take longer on average was not rounded down from less than 1 µs
+MANY = 2  # launches without a kernel that one kernel without a launch can explain
+IMPLAUSIBLE = 0.5  # share of the kernels; few programs have so many kernels below 1 µs (7% in a step of ResNet-50)
 
 
 def launches_kernel(name: str) -> bool:
-    """Return whether a call of this name launches one kernel, as opposed to a CUDA graph or a host function."""
+    """Return whether a call with this name launches one kernel, in contrast to a CUDA graph or a host function."""
     return kind(name) == Kind.LAUNCH
 
 
 def lost_launches(kernels: Kernels, calls: Calls, launch: Ints, ran: Bools) -> Floats:
     """Return the starts of launches with kernels missing because of a fault, in order.
 
-    Return none if many kernels have no launch: then the correlation ids are missing, not the kernels.
+    Empty if many kernels have no launch: then the correlation ids are missing, not the kernels.
 
     Args:
         kernels: All kernels of the trace.
         calls: All calls, also those inside others.
         launch: Index of each launch of one kernel in `calls`.
-        ran: Whether the trace holds what it launched.
+        ran: Whether the trace holds the work that it launched.
     """
     if ran.all() or not ran.any():
         return np.empty(0)
@@ -58,7 +58,7 @@ def lost_launches(kernels: Kernels, calls: Calls, launch: Ints, ran: Bools) -> F
 
 
 def _repeated(start_s: Floats, end_s: Floats, lost: Bools) -> Bools:
-    """Return for each launch of one thread whether it is the same launch as another that encloses it or is inside.
+    """Return for each launch of one thread whether it repeats an enclosing or an enclosed launch.
 
     The driver's call inside a runtime call is recorded too, and only one of the two has the kernel's correlation id.
     """
@@ -72,7 +72,10 @@ def _repeated(start_s: Floats, end_s: Floats, lost: Bools) -> Bools:
 
 
 def _captures(calls: Sequence[Call]) -> list[tuple[float, float]]:
-    """Return the intervals of CUDA graph captures; without calls that begin one, each is all time before its end."""
+    """Return the intervals of CUDA graph captures; without calls that begin one, each covers all time before its end.
+
+    Without calls that begin one, each extends back to the first event.
+    """
     if not any("Begin" in call.name for call in calls):
         return [(-math.inf, call.end_s) for call in calls]
     found: list[tuple[float, float]] = []

@@ -1,7 +1,7 @@
-"""Reader of SQLite exports of Nsight Systems: tables to a `Trace`.
+"""Reader of SQLite exports of Nsight Systems, into a `Trace`.
 
 The file is opened read-only and treated as untrusted. Tables and columns differ between versions, and an export omits
-empty tables: missing data is a limitation, and an error only where no table can be made.
+empty tables: missing data is a limitation, and an error only if no table can be made.
 
 Source: "SQLite Schema Reference" in the user guide of Nsight Systems.
 """
@@ -80,7 +80,7 @@ MOST_ROWS = 40_000_000  # limit for these tables: about 6 GB of memory
 PUSH_POP, START_END = 59, 60
 NODES = "--cuda-graph-trace=node"
 LATEST = np.iinfo(np.int64).max
-PROCESS_MASK = ~0xFFFFFF  # applied to a globalTid, gives the globalPid
+PROCESS_MASK = ~0xFFFFFF  # a globalTid masked by this gives the globalPid
 CHUNK = 1 << 18  # rows converted to text at a time
 _none = np.empty(0, np.int64)
 READABLE = "nsys 2021 to 2026"  # releases with readable exports
@@ -119,12 +119,13 @@ def processes(path: Path) -> list[int]:
     try:
         with closing(sqlite.connect(path)) as database:
             return [pid for pid, _ in database.execute(query) if isinstance(pid, int)]
-    except (sqlite3.DatabaseError, UnicodeDecodeError):  # missing, damaged or without kernels: reading it reports which
+    # missing, damaged or without kernels; reading the file will report it
+    except (sqlite3.DatabaseError, UnicodeDecodeError):
         return []
 
 
 class _Reader:
-    """Reader of one open export; it collects what the file lacks in `limitations`."""
+    """Reader of one open export; it collects missing data in `limitations`."""
 
     def __init__(self, database: sqlite3.Connection, path: Path, process: int | None) -> None:
         self.database = database
@@ -133,8 +134,8 @@ class _Reader:
         self.launching: tuple[int, ...] = ()
         self.columns = sqlite.columns(database)
         self._refuse()
-        self.by_start = _none  # order of the table of calls in time
-        self.ran: list[Ints] = []  # correlations of kernels and copies, also of damaged ones
+        self.by_start = _none  # order by time of the table of calls
+        self.ran: list[Ints] = []  # correlation ids of kernels and copies, also of damaged ones
         self.process = self._process(process)
         self.marking = self._marking_process()
         self.names = self._texts("StringIds", "value")
@@ -203,14 +204,14 @@ class _Reader:
         return name if name in self.columns.get(table, ()) else "NULL"
 
     def _read(self, table: str, *expressions: str, where: str = "1") -> list[Ints]:
-        """Return whole numbers of the process's rows in file order, a column for each expression; NULL is UNKNOWN."""
+        """Return whole numbers from the process's rows in file order, one column per expression; NULL is UNKNOWN."""
         return _joined(self._chunks(table, *expressions, where=where), len(expressions))
 
     def _chunks(self, table: str, *expressions: str, where: str = "1") -> Iterator[list[Ints]]:
-        """Yield what `_read` returns in chunks of rows, so that a large table need not fit into memory.
+        """Yield the result of `_read` in chunks of rows, so that a large table need not fit into memory.
 
-        Python's sqlite3 takes over a microsecond per row. Here SQLite joins each column into one text, and numpy
-        parses it, which takes half the time and creates no object for each number.
+        Python's sqlite3 takes over a microsecond per row. Here SQLite joins each column into one text, and numpy parses
+        it, which takes half the time and creates no object for each number.
         """
         numbers = ", ".join(f"ifnull({e}, {UNKNOWN}) AS c{i}" for i, e in enumerate(expressions))
         texts = ", ".join(f"CAST(group_concat(c{i}) AS BLOB)" for i in range(len(expressions)))
@@ -237,7 +238,7 @@ class _Reader:
         elif "globalPid" not in self.columns[table]:
             self.limitations.append("this version of nsys does not record a kernel's process; one process is assumed")
             return None
-        # Counting by process needs a sort, so skip it where there is a single process.
+        # counting by process needs a sort, which is skipped for a single process
         ((least, most),) = self.database.execute(f"SELECT min({owner}), max({owner}) FROM {table}")
         if not isinstance(least, int) or not isinstance(most, int):  # SQLite orders a text above every number
             raise sqlite3.DatabaseError(f"{table} has a text where a number belongs")
@@ -338,7 +339,7 @@ class _Reader:
         found = [read for table, read in ((KERNELS, self._single), (GRAPHS, self._whole_graphs)) if self._has(table)]
         if not found:
             return NO_KERNELS
-        launches = self.launches  # read first, because reading takes more memory than it leaves in use
+        launches = self.launches  # read first, because reading needs more memory than the result takes
         numbers: dict[tuple[int, ...], int] = {}
         columns = _joined((_numbered(chunk, numbers) for read in found for chunk in read()), 7)
         self.ran.append(columns[4])
@@ -346,7 +347,7 @@ class _Reader:
         order = order[(columns[1] >= columns[0])[order]]
         if damaged := len(columns[0]) - len(order):
             self.limitations.append(f"{damaged} kernels that have no end, or end before they start, are left out")
-        for i, column in enumerate(columns):  # one at a time, so that only one column is in memory twice
+        for i, column in enumerate(columns):  # one at a time, so that at most one column is in memory twice
             columns[i] = column[order]
         start, end, device, stream, correlation, graph, codes = columns
         functions = [self._function(*row) for row in numbers]
@@ -394,13 +395,13 @@ class _Reader:
         if not self._has(RUNTIME):
             return Launches(NO_CALLS, _none)
         columns = self._read(RUNTIME, "nameId", "start", "end", "globalTid", "correlationId")
-        self.by_start = np.lexsort((-columns[2], columns[1]))  # a call before those inside it
-        for i, column in enumerate(columns):  # one at a time, so that only one column is in memory twice
+        self.by_start = np.lexsort((-columns[2], columns[1]))  # a call comes before the calls inside it
+        for i, column in enumerate(columns):  # one at a time, so that at most one column is in memory twice
             columns[i] = column[self.by_start]
         name, start, end, thread, correlation = columns
         used = np.unique(name)
         names = [self.names.get(number, f"call {number}") for number in used.tolist()]
-        # A call without an end is known to have begun only.
+        # of a call without an end, only the start is known
         times = _s(start), _s(np.maximum(start, end))
         calls = Calls(Categorical(names, used.searchsorted(name)), *times, thread)
         return Launches(calls, np.maximum(correlation, UNKNOWN))
@@ -438,7 +439,7 @@ class _Reader:
         return [column[whole] for column in (kinds, start, end, *rest)]
 
     def _waits(self) -> Waits:
-        """Return what calls waited for, from the table of synchronisations."""
+        """Return the causes of waits, from the table of synchronisations."""
         if not {"start", "correlationId", "syncType"} <= {*self.columns.get(WAITS, ())} or not self._has(WAITS):
             return NO_WAITS
         # An event is recorded many times; `eventSyncId`, since 2025, identifies one record.
@@ -452,13 +453,14 @@ class _Reader:
         awaited, recorded = np.where(of_event, UNKNOWN, stream), np.full(len(start), UNKNOWN)
         if {event, "correlationId"} <= has and self._has(EVENTS):
             key, record, place = self._read(EVENTS, event, "correlationId", self._column(EVENTS, "streamId"))
-            # The record itself has no time: its call has.
+            # the record of the event has no time, but its call has
             called = self.launches.of(record, np.full(len(record), np.inf))
             begun_s = taken(self.launches.calls.start_s, called, np.nan)
             known = np.flatnonzero((key != UNKNOWN) & (key != INVALID) & (called != UNKNOWN))
             known = known[np.lexsort((begun_s[known], key[known]))]
             which = latest(event_of, start_s, key[known], begun_s[known])
-            which[taken(begun_s[known], which, np.inf) > start_s] = UNKNOWN  # recorded before the recording began
+            # the event was recorded before the recording began
+            which[taken(begun_s[known], which, np.inf) > start_s] = UNKNOWN
             recorded = np.where(of_event, taken(called[known], which, UNKNOWN), UNKNOWN)
             awaited = np.where(of_event, taken(place[known], which, UNKNOWN), awaited)
         waiting = np.where(kind == OF_STREAM_FOR_EVENT, stream, UNKNOWN)
@@ -540,7 +542,7 @@ def _joined(chunks: Iterable[list[Ints]], columns: int) -> list[Ints]:
 def _numbered(columns: Sequence[Ints], numbers: dict[tuple[int, ...], int]) -> list[Ints]:
     """Return a chunk of kernels with the columns of their functions replaced by one column of numbers.
 
-    Few functions run many times, so their numbers take a tenth of the memory.
+    There are few functions with many calls, so their numbers take a tenth of the memory.
     """
     *columns, function = *columns[:6], columns[6:]
     first, codes = distinct(*function)
@@ -550,7 +552,7 @@ def _numbered(columns: Sequence[Ints], numbers: dict[tuple[int, ...], int]) -> l
 
 
 def _graph_name(graph: Any) -> Any:
-    """Return a negative number for the name of a graph, because ids of texts in the export are not negative."""
+    """Return the name of a graph as a negative number, because ids of texts in the export are not negative."""
     return -2 - graph
 
 

@@ -22,10 +22,10 @@ class OperatorReader:
     def __init__(self) -> None:
         self.signatures: list[Signature] = []
         self._numbers: dict[tuple[str, str], int] = {}
-        # Signature by the file's own text of name, shapes and arguments, so that repeated ones are not decoded again.
+        # Signature by the undecoded text of name, shapes and arguments, so that repeated ones are not decoded again.
         self._written: dict[tuple[str, bytes], int] = {}
         self._code, self._thread, self._start_s, self._end_s = array("q"), array("q"), array("d"), array("d")
-        # For operators with a number from autograd: index, sequence number, thread of the forward operator.
+        # for operators with a sequence number of autograd: index, sequence number, thread of the forward operator
         self._which, self._sequence, self._forward = array("q"), array("q"), array("q")
 
     def __len__(self) -> int:
@@ -33,7 +33,7 @@ class OperatorReader:
 
     @property
     def weight(self) -> int:
-        """Memory of the operators, as the number of other events that would take as much."""
+        """Memory of the operators, as the number of other events that take as much."""
         return (len(self._code) + len(self._which)) // 4
 
     def add(self, name: str, start_s: float, end_s: float, thread: int, args: Arguments) -> None:
@@ -64,7 +64,7 @@ class OperatorReader:
             if args.sequence is not UNSET
         ]
         columns = _columns(numbered)
-        shapes = map(b"".join, zip([args.shapes for args in arguments]))  # the fastest way to bytes that can be hashed
+        shapes = map(b"".join, zip([args.shapes for args in arguments]))  # the fastest way to hashable bytes
         codes = [*map(self._written.get, zip(names, shapes, strict=True))]
         new = [at for at, code in enumerate(codes) if code is None]
         if any(type(names[at]) is not str or "#" in names[at] for at in new):
@@ -117,7 +117,7 @@ class OperatorReader:
         return Operators(signature, *times, np.array(self._thread, np.int64))
 
     def numbered(self) -> Ops | None:
-        """Return the operators with a number from autograd in the order of the file; None if there are none."""
+        """Return the operators with a sequence number of autograd, in file order; None if there are none."""
         if not self._which:
             return None
         names: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Check of the path given to a reader; for a folder, its error message lists the files and their cells."""
+"""Check of the path given to a reader; for a folder, the error message lists its files and their cells."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 A trace is a protobuf message of packets; its events are slices of tracks. They are converted to a Chrome trace with the
 categories of torch.profiler, which the Kineto reader reads. The file is untrusted: each length is checked.
 
-Source: `protos/perfetto/trace` of Perfetto; generatePerfetto.cpp of rocprofiler-sdk. A public recording of rocprofv3
-without kernels was at hand, none with kernels.
+Source: `protos/perfetto/trace` of Perfetto; generatePerfetto.cpp of rocprofiler-sdk. It was tested on a public
+recording of rocprofv3 without kernels; no recording with kernels was available.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 LARGEST_PACKET = 1 << 26  # bytes
 CHUNK = 1 << 20  # bytes read at a time
-MOST_HEADER = 20  # bytes before a packet: two numbers
+MOST_HEADER = 20  # bytes in front of a packet: two numbers
 MOST_SLICES = 5_000_000  # about 5 GB of memory
-MOST_PARENTS = 64  # tracks around a track
-DEEPEST = 8  # lists and dictionaries inside an annotation
+MOST_PARENTS = 64  # most enclosing tracks of a track
+DEEPEST = 8  # deepest nesting of lists and dictionaries in an annotation
 REALTIME, MONOTONIC, BOOTTIME = 1, 3, 6
 OWN_CLOCKS = range(64, 128)  # clocks that a sequence of packets defines for itself
 # Fields of TracePacket.
@@ -42,7 +42,7 @@ CLOCKS, TIME, SEQUENCE, EVENT, INTERNED, FLAGS, CLEARED = 6, 8, 10, 11, 12, 13, 
 THREAD, COMPRESSED, CLOCK, DEFAULTS, TRACK = 44, 50, 58, 59, 60
 ONLY_PACKETS = (CLOCKS, TIME, SEQUENCE, 33, 36, 43, COMPRESSED, DEFAULTS, TRACK, 89)
 BEGIN, END = 1, 2  # types of an event
-# Category of rocprofv3, and with the prefix `rocm_` of rocprof-sys → of torch.profiler; None: left out.
+# category of rocprofv3 (of rocprof-sys with the prefix `rocm_`) → category of torch.profiler; None means left out
 CATEGORIES = {
     "kernel_dispatch": "kernel",
     "memory_copy": "gpu_memcpy",
@@ -79,7 +79,7 @@ def read(path: Path, process: int | None = None) -> Trace:
         (chrome := Path(folder) / "trace.json").write_text(json.dumps(made), encoding="utf-8")
         try:
             trace = readers.read(chrome, process)
-        except ConfigError as error:  # the file is gone when the message is read
+        except ConfigError as error:  # the file no longer exists when the message is read
             raise ConfigError(str(error).replace(str(chrome), str(path))) from None
     job = trace.job and (trace.job if REALTIME in reader.offsets else replace(trace.job, began_s=None))
     return replace(
@@ -161,7 +161,7 @@ def _signed(value: int) -> int:
 
 
 class _Clock(NamedTuple):
-    """Clock of a sequence: its first time, and the common time at that moment."""
+    """Clock of a packet sequence: its first time, and the common time at that moment."""
 
     began: int
     common: int
@@ -171,11 +171,12 @@ class _Clock(NamedTuple):
 
 @dataclass
 class _Sequence:
-    """State of a sequence of packets, to which each packet may refer."""
+    """State of a packet sequence, to which each packet may refer."""
 
     texts: dict[int, dict[int, str]] = field(default_factory=dict)  # field of InternedData → number → text
     clocks: dict[int, _Clock] = field(default_factory=dict)
-    now: dict[int, int] = field(default_factory=dict)  # by clock, for clocks that count from the previous packet
+    # current time by clock, for clocks that count from the previous packet
+    now: dict[int, int] = field(default_factory=dict)
     clock: int = BOOTTIME
     track: int = 0
     thread: tuple[int, int] | None = None  # for packets without tracks
@@ -197,7 +198,7 @@ class _Reader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.sequences: dict[int, _Sequence] = {}
-        self.offsets: dict[int, int] = {}  # clock → common time less its own
+        self.offsets: dict[int, int] = {}  # clock → offset to add for the common time
         self.tracks: dict[int, tuple[str, int, tuple[int, int] | None]] = {}  # name, parent, (pid, tid or 0)
         self.open: dict[tuple[int, int], list[_Slice]] = {}
         self.slices: list[_Slice] = []
@@ -312,7 +313,7 @@ class _Reader:
             yield f"left out: {counted(self.untimed, 'event')} of a clock that the file does not define"
 
     def chrome(self) -> dict[str, Any]:
-        """Return the slices as a Chrome trace, in order of their begin."""
+        """Return the slices as a Chrome trace, ordered by their start."""
         slices = [*self.slices, *(one for opened in self.open.values() for one in opened)]
         slices.sort(key=lambda one: (one.begin, -(one.end or one.begin)))
         origin = slices[0].begin if slices else 0
@@ -320,7 +321,10 @@ class _Reader:
         return {"baseTimeNanoseconds": max(0, origin - self.offsets.get(REALTIME, 0)), "traceEvents": events}
 
     def _chrome(self, one: _Slice, origin: int) -> dict[str, Any] | None:
-        """Return the event of a slice; None for slices that no table uses, of the device or inside a library."""
+        """Return a slice as an event.
+
+        None for slices that no table uses, such as those of the device or inside a library.
+        """
         label, place = self._place(one)
         plain = one.category.removeprefix("rocm_")
         args: Mapping[str, Any] = one.args
@@ -345,7 +349,7 @@ class _Reader:
         }
 
     def _place(self, one: _Slice) -> tuple[str, tuple[int, int] | None]:
-        """Return the name of a slice's track, and the process and thread of that track or of an enclosing one."""
+        """Return the name of a slice's track, and the process and thread of the track or of an enclosing track."""
         if not one.track:
             return "", one.thread
         track, label = one.track, self.tracks.get(one.track, ("", 0, None))[0]
@@ -358,7 +362,7 @@ class _Reader:
 
 
 def _as_kineto(category: str | None, args: Mapping[str, Any], label: str) -> dict[str, Any]:
-    """Return rocprofv3's arguments of an event under torch.profiler's names. The sides of a grid are not known."""
+    """Return rocprofv3's arguments of an event under torch.profiler's names. Grid dimensions are unknown."""
     found: dict[str, Any] = {"correlation": args.get("corr_id", 0)}
     if category in ("kernel", "gpu_memcpy"):
         agents = [re.search(r"\d+$", str(args.get(name))) for name in ("agent", "dst_agent", "src_agent")]
@@ -373,13 +377,13 @@ def _as_kineto(category: str | None, args: Mapping[str, Any], label: str) -> dic
 
 
 def matches(head: bytes, path: Path) -> bool:
-    """Return whether the first packet has fields that only packets have, or the file's name is that of a trace."""
+    """Return whether the first packet has fields that only packets have, or the file has the name of such a trace."""
     if path.name.endswith(SUFFIXES):
         return True
     try:
         key, at = _varint(head, 0)
         size, at = _varint(head, at)
-        # If a packet is longer than the head, only its first field is seen.
+        # if a packet is longer than the head, only its first field is known
         numbers = _fields(head[at : at + size]).keys() if at + size <= len(head) else {_varint(head, at)[0] >> 3}
         return key == 1 << 3 | 2 and size <= LARGEST_PACKET and not numbers.isdisjoint(ONLY_PACKETS)
     except (IndexError, ValueError):

@@ -25,7 +25,7 @@ def chosen_process(
     Args:
         path: The file.
         counts: Number of kernels or ranges by pid; if empty and none is wanted, the pid is 0.
-        what: What is counted, in the singular.
+        what: The noun for what is counted, in the singular.
         wanted: The process to read; without it, the one with the highest count.
         can_merge: Whether the processes can be merged as the ranks of one job.
 
@@ -49,7 +49,7 @@ def chosen_process(
 
 
 def ranges_elsewhere(counts: Mapping[int, int], launcher: int) -> str:
-    """Return the note for a trace in which other processes have the ranges than the one that launched the kernels.
+    """Return the note for a trace whose ranges are in other processes than the launches of kernels.
 
     If a single other process has ranges, they are used, matched by time: in a container, one program may have two
     process numbers.

@@ -53,7 +53,7 @@ _REMEDY = "write it with triton.profiler: proton.start(NAME) before and proton.f
 
 @dataclass
 class _Node:
-    """Node of the tree; `own` holds its metrics under the names of ScopeRow, `device` the device of a kernel."""
+    """Node of the tree; `own` holds its metrics under the names of ScopeRow, `device` is the device of a kernel."""
 
     name: str
     own: dict[str, float] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class _Node:
 
 
 def matches(head: bytes, path: Path) -> bool:
-    """Return whether a file begins as a tree of scopes or as a trace with scopes, or has the suffix of one."""
+    """Return whether a file begins like a tree of scopes or a trace with scopes, or has the suffix of one."""
     return bool(SCOPES.match(head) or SCOPES_TRACE.match(head)) or path.suffix in SUFFIXES
 
 

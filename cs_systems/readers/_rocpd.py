@@ -4,7 +4,7 @@ Each process has its own tables; their names end with an identifier of the proce
 roctx with its text in the region's event. An event's `stack_id` is the correlation id that the JSON calls internal.
 
 Source: version 3 of the schema (rocpd_tables.sql, marker_views.sql) and generateRocpd.cpp of rocprofiler-sdk. Copies
-and the ranges of roctx follow these; no recording of a GPU that has them was at hand.
+and roctx ranges are read as these define them; no recording with them was available for a test.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cs_systems.readers._processes import chosen_process
 from cs_systems.readers._rocprof import MARKERS, NO_RANGES, RECORD, Recording
 from cs_systems.readers.forms.trace import Trace, without_collector
 
-# Table → columns to read.
+# table → columns to read
 REQUIRED = {
     "kernel_dispatch": (
         "pid", "agent_id", "kernel_id", "queue_id", "stream_id", "start", "end", "grid_size_x", "grid_size_y",
@@ -92,7 +92,7 @@ def _read(database: sql.Connection, path: Path, wanted: int | None) -> Trace:
 
 
 def _refuse(database: sql.Connection, path: Path, columns: Mapping[str, list[str]], end: str) -> None:
-    """Raise ConfigError if the tables with this suffix have another version, or too many rows."""
+    """Raise ConfigError if the tables with this suffix are of another version, or have too many rows."""
     named = f"rocpd_metadata{end}"
     if {"tag", "value"} <= {*columns.get(named, ())}:
         tags = dict(database.execute(f"SELECT tag, value FROM {named}"))
@@ -117,7 +117,7 @@ def _recording(database: sql.Connection, end: str, number: int) -> Recording:
     made = Recording()
 
     def rows(query: str) -> sql.Cursor:
-        """Return the rows of a query; in it, `{…}` names a table and `?` is the process's number."""
+        """Return the rows of a query, in which `{…}` names a table and `?` is the process's number."""
         names = {table: f"rocpd_{table}{end}" for table in REQUIRED}
         return database.execute(query.format(**names), (number,))
 

@@ -1,10 +1,10 @@
 """Reader of AMD's rocprofv3 JSON (`--output-format json`), and the collector of records that `_rocpd` shares.
 
-A kernel has the correlation id of the call that launched it; a nested call names the outer call as its ancestor.
-ROCm counts a grid in threads, so it is divided by the workgroup here. Times are ns of one clock of host and device.
+A kernel has the correlation id of the call that launched it; a nested call names the outer call as its ancestor. ROCm
+counts a grid in threads, so it is divided by the workgroup here. Times are ns of one clock of host and device.
 
-Source: `rocprofv3-schema.json`, generateJSON.cpp and tool.cpp of rocprofiler-sdk. Copies and the ranges of roctx follow
-these; no recording of a GPU that has them was at hand.
+Source: `rocprofv3-schema.json`, generateJSON.cpp and tool.cpp of rocprofiler-sdk. Copies and roctx ranges are read as
+these define them; no recording with them was available for a test.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ KEY = "rocprofiler-sdk-tool"
 LARGEST_BYTES = 1 << 29  # limit of the JSON's size; in memory it takes about six times as much
 CHUNK = 1 << 22
 RECORD = "record with rocprofv3 --runtime-trace --output-format json"
-MARKERS = ("MARKER_CORE_API", "MARKER_CORE_RANGE_API")  # kinds of roctx calls that only mark a time
+MARKERS = ("MARKER_CORE_API", "MARKER_CORE_RANGE_API")  # kinds of roctx calls that only mark a point in time
 GPU = 2  # type of an agent
 Times = tuple[Any, Any]  # unchecked begin and end in ns
 NO_RANGES = ("roctxMarkA", "roctxGetThreadId")  # calls of these kinds that are not ranges
@@ -84,7 +84,7 @@ class Recording:
     devices: dict[int, tuple[int, str]] = field(default_factory=dict)  # agent of a GPU → its number and name
     symbols: dict[int, str] = field(default_factory=dict)  # kernel's id → name
     counters: int = 0  # number of kernels with recorded counters
-    kernels: list[KernelRow] = field(default_factory=list)  # with correlations in place of indices of calls
+    kernels: list[KernelRow] = field(default_factory=list)  # rows with correlation ids in place of call indices
     copies: list[tuple[Copy, int]] = field(default_factory=list)  # with the correlation of the call
     ranges: list[Range] = field(default_factory=list)
     calls: dict[int, tuple[Call, int]] = field(default_factory=dict)  # correlation → call, ancestor
@@ -106,7 +106,7 @@ class Recording:
     def add_kernel(
         self, kernel: int, time_ns: Times, agent: int, stream: Any, correlation: Any, grid: Any, group: Any, shared: Any
     ) -> None:
-        """Add a kernel; `grid` and `group`, the workgroup, are in threads, `shared` in bytes of a workgroup."""
+        """Add a kernel; `grid` and `group` (the workgroup) are in threads, `shared` in bytes per workgroup."""
         key = kernel, grid, group, shared
         if (function := self._functions.get(key)) is None:
             blocks = tuple(-(-_whole(side) // _whole(threads)) for side, threads in zip(grid, group, strict=True))
@@ -118,7 +118,7 @@ class Recording:
         self.kernels.append((function, *_seconds(time_ns), *where, False, _whole(correlation)))
 
     def add_copy(self, time_ns: Times, agents: tuple[Any, Any], stream: Any, size: Any, correlation: Any) -> None:
-        """Add a copy to the GPU that it comes from, else to the GPU that it goes to; a copy between hosts has none."""
+        """Add a copy to the GPU it comes from, else to the GPU it goes to; copies between hosts are left out."""
         if gpus := [self.devices[agent][0] for agent in agents if agent in self.devices]:
             known = size if is_whole(size) else None
             direction = "to".join("D" if agent in self.devices else "H" for agent in agents)
@@ -178,7 +178,10 @@ class Recording:
         return lost_launches(kernels, calls, launch, has_run)
 
     def _launches(self) -> dict[int, int]:
-        """Return for each call the index of the outermost recorded call around it; a library's call encloses HIP's."""
+        """Return for each call the index of the outermost recorded call around it.
+
+        A library's call may enclose HIP's.
+        """
         at = {number: index for index, number in enumerate(self.calls)}
         found = {}
         for number in self.calls:

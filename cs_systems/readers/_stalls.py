@@ -1,4 +1,4 @@
-"""Kinds of calls of the CUDA and HIP interface by their names, and those that can leave the device without work."""
+"""Kinds of CUDA and HIP calls by name, and the kinds that can leave the device without work."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Kind(StrEnum):
     `OTHER` includes calls that enqueue a copy or a memset without a wait: `Copies.call` names them.
     """
 
-    LAUNCH = "launch"  # of one kernel
+    LAUNCH = "launch"  # launch of one kernel
     GRAPH_LAUNCH = "graph launch"
     EVENT_RECORD = "event record"
     STREAM_WAIT = "stream wait"  # a stream waits for an event
@@ -21,12 +21,12 @@ class Kind(StrEnum):
     EVENT_SYNC = "event synchronise"
     DEVICE_SYNC = "device synchronise"
     BLOCKING_COPY = "blocking copy"
-    ALLOCATION = "allocation"  # of memory, or its release
+    ALLOCATION = "allocation"  # allocation or release of memory
     OTHER = "other"
 
 
-# The first pattern found in a name without the version of the interface gives the kind. nsys adds the version
-# (`cudaMalloc_v3020`), and the driver's own names may have one (`cuMemAlloc_v2_ptsz`).
+# The first pattern that matches a name without its version suffix gives the kind. nsys adds the version of the
+# interface (`cudaMalloc_v3020`), and the driver's own names may have one (`cuMemAlloc_v2_ptsz`).
 _VERSION = re.compile(r"(_v\d+|_ptsz|_ptds|_spt)+$")
 _KINDS = {
     Kind.ALLOCATION: r"(cuda|hip)(Malloc|Free|Host(Alloc|Malloc|Register))"
@@ -41,7 +41,7 @@ _KINDS = {
     Kind.STREAM_WAIT: r"StreamWaitEvent",
 }
 SYNCHRONISATION = "synchronisation"
-# Kind → cause to which the time of such a call is attributed, if the device has no work.
+# kind → cause to which a call's time is attributed if the device has no work
 STALLS = {
     Kind.ALLOCATION: "cudaMalloc",
     **dict.fromkeys((Kind.EVENT_SYNC, Kind.STREAM_SYNC, Kind.DEVICE_SYNC, Kind.BLOCKING_COPY), SYNCHRONISATION),
@@ -55,11 +55,11 @@ def unversioned(name: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def kind(name: str) -> Kind:
-    """Return the kind of a call."""
+    """Return the kind of a call, by its name."""
     plain = unversioned(name)
     return next((one for one, pattern in _KINDS.items() if re.search(pattern, plain)), Kind.OTHER)
 
 
 def stalls(name: str) -> str | None:
-    """Return the cause to which a call's waiting time is attributed; None for a call that does not wait."""
+    """Return the cause for idle time during a call of this name; None if such a call does not wait."""
     return STALLS.get(kind(name))

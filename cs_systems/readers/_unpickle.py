@@ -19,7 +19,7 @@ from cs_systems.core.formats import PICKLE, Unpacked, head, refuse_other
 from cs_systems.core.validation import shown
 from cs_systems.readers._paths import check_file
 
-MEMORY_PER_FILE_BYTE = 8  # bytes of memory as Python objects per byte of a pickled snapshot
+MEMORY_PER_FILE_BYTE = 8  # bytes of memory as Python objects, per byte of a pickled snapshot
 MOST_PER_BYTE = 16  # limit per byte of any pickle, beyond FREE_BYTES
 FREE_BYTES = 1 << 28
 CHUNK = 1 << 20
@@ -41,7 +41,7 @@ class _Refusing(pickle.Unpickler):
 
 
 class _Refused(Exception):
-    """Error for a request of the pickle that is not allowed."""
+    """Error for a refused request of the pickle."""
 
 
 def load(path: Path, how: str) -> Any:
@@ -104,7 +104,7 @@ def _available_bytes() -> int | None:
 
 
 class _Metered(io.RawIOBase):
-    """Byte stream of a pickle that reports how many bytes will be read before the unpickler uses them."""
+    """Byte stream of a pickle that reports the number of bytes before the unpickler uses them."""
 
     def __init__(self, source: Unpacked, allow: Callable[[int], None]) -> None:
         self._source, self._allow = source, allow

@@ -3,7 +3,7 @@
 NVIDIA's package ncu-report (the extra `ncu`; its licence is NVIDIA's own) reads the report offline, in a separate
 process: its native code can crash on a report of another version. A metric that the report lacks is None.
 
-Source: `ncu --query-metrics`, and the comparison of metrics in the documentation of Nsight Compute, which names the
+Source: `ncu --query-metrics`, and the comparison of metrics in the documentation of Nsight Compute, which lists the
 successors of nvprof's load and store throughput, warp execution efficiency and SM efficiency.
 """
 
@@ -28,12 +28,12 @@ _PEAK, _ACTIVE = "avg.pct_of_peak_sustained_elapsed", "avg.pct_of_peak_sustained
 _GLOBAL, _SHARED = "l1tex__t_bytes_pipe_lsu_mem_global_op", "l1tex__data_pipe_lsu_wavefronts_mem_shared_op"
 _CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op"
 
-# Column → metric. A share is a fraction of the peak that the chip can sustain. Loads and stores are those of the
-# load/store units: copies by the tensor memory accelerator appear in the DRAM columns only.
+# Column → metric. A share is a fraction of the chip's sustained peak. Loads and stores are those of the load/store
+# units: copies by the tensor memory accelerator appear only in the DRAM columns.
 METRICS = {
     "time_s": "gpu__time_duration.sum",
     "registers": "launch__registers_per_thread",
-    "shared_bytes": "launch__shared_mem_per_block",  # per block, including the driver's share
+    "shared_bytes": "launch__shared_mem_per_block",  # bytes per block, including the driver's share
     "waves": "launch__waves_per_multiprocessor",
     "occupancy_share": f"sm__warps_active.{_ACTIVE}",  # active warps as a share of an SM's maximum, while it is active
     "highest_occupancy_share": "sm__maximum_warps_per_active_cycle_pct",  # allowed by registers and shared memory
@@ -51,7 +51,7 @@ METRICS = {
     "shared_store_conflicts": f"{_CONFLICTS}_st.sum",
     "warp_efficiency_share": "smsp__thread_inst_executed_per_inst_executed.ratio",
 }
-# Factors from a metric's count to its column, for metrics without a unit that determines it.
+# factors from a metric's count to its column, for metrics without a unit
 _THREADS_A_WARP = 32
 _BYTES_A_WAVEFRONT = 128  # upper limit: one wavefront takes 4 bytes from each of the 32 banks
 _FACTORS = {
@@ -59,7 +59,7 @@ _FACTORS = {
     "shared_load_bytes_per_s": _BYTES_A_WAVEFRONT,
     "shared_store_bytes_per_s": _BYTES_A_WAVEFRONT,
 }
-# Units as versions of ncu write them → base units; the rest are counts.
+# unit names in several versions of ncu → base units; other units are counts
 _UNITS = {"%": 1e-2, "ns": 1e-9, "nsecond": 1e-9, "us": 1e-6, "usecond": 1e-6, "ms": 1e-3, "msecond": 1e-3}
 _WHOLE = ("registers", "shared_bytes", "shared_load_conflicts", "shared_store_conflicts")
 _LAUNCH = {"grid": "launch__grid_dim", "block": "launch__block_dim"}
@@ -68,7 +68,7 @@ _LAUNCH = {"grid": "launch__grid_dim", "block": "launch__block_dim"}
 class CounterRow(TypedDict):
     """Hardware counters of one launch, in `counters`. `METRICS` names the metric of each column.
 
-    A share is of the peak that the chip can sustain.
+    Shares are fractions of the chip's sustained peak.
     """
 
     kernel: Annotated[str, Column(beside=52)]

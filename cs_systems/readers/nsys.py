@@ -1,4 +1,4 @@
-"""Format of Nsight Systems: reports, which only nsys itself can export, and their exports to SQLite."""
+"""Format of Nsight Systems: reports, which only nsys can export, and their exports to SQLite."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read(path: Path, process: int | None = None) -> Trace:
     with exported(path) as database:
         try:
             trace = _nsys.read(database, process)
-        except ConfigError as error:  # the export is gone when the message is read
+        except ConfigError as error:  # the temporary export no longer exists when the message is read
             raise ConfigError(str(error).replace(str(database), str(path))) from None
         return replace(trace, source=str(path), modules=read_beside(path))
 

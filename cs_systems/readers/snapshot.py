@@ -34,12 +34,12 @@ from cs_systems.core.formats import PICKLE, Format
 from cs_systems.core.validation import shown
 
 SIDECAR_VERSION = 1
-LONGEST_US = 1e15  # limit from the first to the last event, so that the page's ns fit into 63 bits
-MOST_FRAMES = 2000  # limit of a stack; Python's own limit is 1,000
+LONGEST_US = 1e15  # longest time in µs from the first to the last event, so that the page's ns fit into 63 bits
+MOST_FRAMES = 2000  # longest stack; Python's own limit is 1,000
 MOST_SIDECAR_BYTES = 1 << 24  # enough for a model with 60,000 tensors
 TENSOR_KINDS = ("parameter", "gradient", "optimizer_state", "buffer", "input")
 ACTIONS = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "oom", "other")
-# Expandable segments grow and shrink by map and unmap; reserved memory counts these as allocated and freed segments.
+# expandable segments grow and shrink by map and unmap, which count here as allocated and freed segments
 _SAME_AS = {"segment_map": "segment_alloc", "segment_unmap": "segment_free", "free": "free_completed"}
 _CODES = {name: ACTIONS.index(_SAME_AS.get(name, name)) for name in (*ACTIONS[:-1], *_SAME_AS)}
 OTHER = ACTIONS.index("other")
@@ -73,7 +73,7 @@ class Segment(NamedTuple):
     bytes: int
     pool: str  # "small" or "large"
     stream: int
-    private: bool  # in a separate memory pool, such as a CUDA graph's
+    private: bool  # whether it is in a separate memory pool, such as a CUDA graph's
     blocks: tuple[Block, ...]
 
 
@@ -102,7 +102,7 @@ class Settings(NamedTuple):
 
 
 class Annotation(NamedTuple):
-    """Begin or end of a named range, by the clock of the events."""
+    """Start or end of a named range, by the clock of the events."""
 
     time_us: int
     begins: bool
@@ -110,7 +110,7 @@ class Annotation(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """Tensor that the sidecar names."""
+    """Tensor named in the sidecar file."""
 
     kind: str
     name: str
@@ -164,7 +164,7 @@ def read(path: Path, device: int | None = None) -> Snapshot:
 
 
 def read_all(path: Path) -> list[Snapshot]:
-    """Return the snapshots of all devices in a file; raises ConfigError as `read` does."""
+    """Return the snapshots of all devices in a file. Raises ConfigError like `read`."""
     return _read(path, lambda devices: devices)
 
 
@@ -209,7 +209,7 @@ def _devices(path: Path, data: dict[str, Any]) -> list[int]:
     _refuse_repeated("segment", segments)
     _refuse_repeated("list of blocks", [s["blocks"] for s in segments if "blocks" in s])
     _refuse_repeated("list of events", traces)
-    # PyTorch 2.4 puts every annotation among the events of device 0.
+    # PyTorch 2.4 puts all annotations among the events of device 0
     recorded = {n for n, trace in enumerate(traces) if any(event["action"] != "user_defined" for event in trace)}
     devices = sorted({_count(s.get("device", 0)) for s in segments} | recorded)
     if not devices:
@@ -427,12 +427,13 @@ def _sidecar(path: Path, device: int, devices: Sequence[int]) -> Sidecar | None:
         try:
             config = RunConfig.from_dict(data["config"]) if data.get("config") else None
         except ConfigError as error:
-            what, _, _ = str(error).partition("; ")  # leave out its remedy, which is for a config that the user wrote
+            what, _, _ = str(error).partition("; ")  # omit its remedy, which is for a config that the user wrote
             raise ConfigError(
                 f"{path}, {_BESIDE} has a config that this version of cs-systems cannot read ({what}); use the version "
                 f"that wrote it, or {_RENAME}"
             ) from None
-        most = data.get("max_allocated_bytes") if len(devices) == 1 else None  # the sidecar does not name the device
+        # the sidecar does not say which device this is for
+        most = data.get("max_allocated_bytes") if len(devices) == 1 else None
         return Sidecar(config, None if most is None else _count(most), tensors)
     except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError):

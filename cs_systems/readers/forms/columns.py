@@ -47,11 +47,11 @@ class Categorical(Sequence[T]):
         return Categorical(self.values, self.codes[which])
 
     def codes_where(self, wanted: Callable[[T], object]) -> Bools:
-        """Return for each entry whether `wanted` accepts its value; it is called once for each distinct value."""
+        """Return for each entry whether `wanted` accepts its value; `wanted` is called once per distinct value."""
         return np.array([bool(wanted(value)) for value in self.values], bool)[self.codes]
 
     def in_order_of_use(self) -> Categorical[T]:
-        """Return the same entries with each value once, in order of its first entry, and no value without one."""
+        """Return the same entries with the values in order of their first use; unused values are dropped."""
         numbers: dict[T, int] = {}
         codes = np.array([numbers.setdefault(value, len(numbers)) for value in self.values], np.int64)[self.codes]
         used, first, codes = np.unique(codes, return_index=True, return_inverse=True)
@@ -108,19 +108,19 @@ def latest(key: Ints, time_s: Floats, of_key: Ints, of_time_s: Floats) -> Ints:
 
 
 def outermost(group: Ints, start_s: Floats, end_s: Floats) -> Ints:
-    """Return for each interval the index of the outermost interval of its group around it, its own if there is none."""
+    """Return for each interval the index of the outermost interval around it in its group, or its own index."""
     count = len(group)
     order = np.lexsort((start_s, group))
     if not ((np.diff(group[order]) == 0) & (start_s[order[1:]] < end_s[order[:-1]] - ROUNDING_S)).any():
         return np.arange(count)
-    # Of intervals that begin together the longer one is outer; one of no length precedes them and is in none.
+    # of intervals with the same start the longer one is outer; an empty one precedes them and is in none
     order = np.lexsort((-end_s, end_s > start_s, start_s, group))
     group, start_s, end_s = group[order], start_s[order], end_s[order]
     number = np.cumsum(np.diff(group, prepend=group[:1]) != 0)
     by_end = np.argsort(end_s, kind="stable")
     rank = np.empty(count, np.int64)
     rank[by_end] = np.arange(count)
-    # One running maximum for all groups: of the latest end so far, with the group's number ahead of it.
+    # one running maximum for all groups: the latest end so far, preceded by the group's number
     reached = np.maximum.accumulate(number * count + rank)
     inside = np.zeros(count, bool)
     before = end_s[by_end[reached[:-1] % max(count, 1)]]
@@ -169,7 +169,7 @@ class Ranges:
         return timelines(self.thread, self.start_s, self.end_s, self.name)
 
     def named(self, wanted: Callable[[str], object]) -> list[Range]:
-        """Return the ranges with a wanted name in order of their start, an enclosing range before those inside it."""
+        """Return the ranges with a wanted name in order of their start, an enclosing range before nested ones."""
         found = self.take(self.name.codes_where(wanted))
         return list(found.take(np.lexsort((-found.end_s, found.start_s))))
 
@@ -189,7 +189,7 @@ class Timeline(Generic[T]):
     def __init__(self, start_s: Floats, end_s: Floats, values: Sequence[T]) -> None:
         lasting = np.flatnonzero(end_s > start_s)
         start_s, end_s, count = start_s[lasting], end_s[lasting], len(lasting)
-        # At equal times ends come before begins, and the interval that ends last begins first.
+        # at equal times, ends come before starts, and the interval that ends last starts first
         edges, begins = np.concatenate([start_s, end_s]), np.arange(2 * count) < count
         order = np.lexsort((np.tile(-end_s, 2), begins, edges))
         times, stack = [-math.inf], [0]

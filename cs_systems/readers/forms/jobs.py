@@ -13,7 +13,7 @@ from cs_systems.core.collectives import BUS_FACTORS
 
 _RANK = re.compile(r"(?<![a-z])rank[-_. =:#]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _NUMBER = re.compile(r"\d+")
-# Word in a name of torch.distributed, NCCL, RCCL or gloo → the collective; the first match counts.
+# word in a name of torch.distributed, NCCL, RCCL or gloo → the collective; the first match counts
 _KINDS = {
     "reducescatter": "reduce_scatter",
     "allreduce": "all_reduce",
@@ -46,20 +46,20 @@ ELEMENT_BYTES = {
 
 @dataclass(frozen=True)
 class Job:
-    """Identity of a traced process in its job; each field is None where the file lacks it."""
+    """Identity of a traced process in its job; a field is None if the file lacks it."""
 
     rank: int | None = None
     world_size: int | None = None
     host: str | None = None
-    began_s: float | None = None  # time of the trace's origin by the host's clock, since 1970
+    began_s: float | None = None  # host time of the trace's origin, in seconds since 1970
 
 
 class Message(NamedTuple):
-    """Call of a collective as torch.distributed described it; each field is None where the file lacks it."""
+    """Call of a collective as described by torch.distributed; a field is None if the file lacks it."""
 
     name: str
     group: str  # name and ranks of the process group; "" if unknown
-    ranks: int | None  # rank in the group
+    ranks: int | None  # number of ranks in the group
     sequence: int | None  # number of the call in its group
     in_elements: int | None
     out_elements: int | None
@@ -67,7 +67,7 @@ class Message(NamedTuple):
 
     @property
     def size_bytes(self) -> int | None:
-        """Size by the definition of `core.collectives`, from the part of the buffer that each rank has."""
+        """Size as defined in `core.collectives`, from the part of the buffer that each rank holds."""
         name, each = kind(self.name), _element_bytes(self.dtype)
         shard = {"all_gather": self.in_elements, "reduce_scatter": self.out_elements}
         if name in shard:
@@ -78,7 +78,7 @@ class Message(NamedTuple):
 
 
 def kind(name: str) -> str:
-    """Return the collective that a kernel, a range or a call of torch.distributed performs; `other` if unknown."""
+    """Return the collective of a kernel, range or call of torch.distributed, by its name; `other` if unknown."""
     plain = re.sub(r"[^a-z]", "", name.lower())
     return next((known for word, known in _KINDS.items() if word in plain), "other")
 
@@ -89,7 +89,7 @@ def _element_bytes(dtype: str | None) -> int | None:
 
 
 def message(args: Mapping[str, Any]) -> Message | None:
-    """Return the message that a kernel's arguments describe; None if they describe none."""
+    """Return the message in a kernel's arguments; None if they describe none."""
     name = args.get("Collective name")
     if not isinstance(name, str) or not name:
         return None
@@ -102,7 +102,7 @@ def message(args: Mapping[str, Any]) -> Message | None:
 
 
 def called(name: str, args: Mapping[str, Any]) -> Message | None:
-    """Return the message of a range that torch.distributed opens around a collective's launch: `nccl:all_to_all`.
+    """Return the message in the range that torch.distributed opens around a collective's launch: `nccl:all_to_all`.
 
     Profilers before PyTorch 2.2 record no arguments at the kernel, and its name is the same for each kind of exchange.
     """
@@ -116,7 +116,7 @@ def called(name: str, args: Mapping[str, Any]) -> Message | None:
 
 
 def job(header: Mapping[str, Any], origin_us: float | None = None) -> Job:
-    """Return the identity in the job that the header of a Kineto trace states."""
+    """Return the identity in the job, from the header of a Kineto trace."""
     info = header.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
     host, base = header.get("host_name"), _count(header.get("baseTimeNanoseconds")) or 0
@@ -133,7 +133,7 @@ def _count(value: Any) -> int | None:
 
 
 def ranks_by_name(paths: Iterable[Path], only_by_word: bool) -> dict[Path, int]:
-    """Return the rank that each file's name states: `rank3`, or the only number in which the names differ."""
+    """Return the rank in each file's name: `rank3`, or the only number in which the names differ."""
     paths = list(paths)
     stated = {path: int(found[-1]) for path in paths if (found := _RANK.findall(path.name))}
     if only_by_word or len(stated) == len(paths) or len({_NUMBER.sub("#", path.name) for path in paths}) > 1:

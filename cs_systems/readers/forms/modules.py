@@ -23,7 +23,7 @@ _TEXTS, _MAYBE = ("path", "class", "range", "layer"), ("stack", "block", "part")
 
 
 class Found(NamedTuple):
-    """Layer, part and path that the open ranges of a thread stand for; each is None if the ranges name none."""
+    """Meaning of the open ranges of a thread: layer, part and path; each is None if the ranges name none."""
 
     layer: str | None
     part: str | None
@@ -33,7 +33,7 @@ class Found(NamedTuple):
 class Modules:
     """Table `modules`: {path, class, range, stack, block, layer, part, parameters} in the order of the model.
 
-    `how` names the source of the modules, unless the recorder wrote them.
+    `how` names the source of the modules; empty if the recorder wrote them.
     """
 
     def __init__(self, rows: Sequence[Row], how: str | None = None) -> None:
@@ -43,7 +43,7 @@ class Modules:
         for row in self.rows:
             if row["range"]:
                 self._by_range[row["range"]].append(row)
-        # The own model's ranges have names with meanings: `attention`. Other models' ranges are paths.
+        # ranges of the built-in model have names with meanings (`attention`); ranges of other models are paths
         named = [row for row in self.rows if row["path"] and row["range"]]
         self.are_paths = all(row["range"] in (row["path"], f"{row['path']} (module)") for row in named)
 
@@ -51,7 +51,7 @@ class Modules:
         return name in self._by_range
 
     def found(self, names: Sequence[str]) -> Found:
-        """Return the meaning of the open ranges, outermost first. Modules may share a name inside others."""
+        """Return the meaning of the open ranges, given outermost first; module names may be repeated inside others."""
         row: Row | None = None
         layer = part = None
         for name in names:

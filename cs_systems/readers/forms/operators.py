@@ -16,7 +16,7 @@ import numpy as np
 
 from cs_systems.readers.forms.columns import UNKNOWN, Bools, Categorical, Floats, Ints, Ranges
 
-MOST_TENSORS = 2  # limit of tensors of a list in a text
+MOST_TENSORS = 2  # most tensors of a list that a text shows
 # Name of an operator's range under emit_nvtx: `aten::mm, op_id = 3, sizes = [[2, 4], [4, 8]]`.
 _NVTX = re.compile(
     r"(?P<name>[^,]+)(?:, (?:seq|op_id) = \d+)+(?:, sizes = (?P<sizes>\[.*?\]))?(?:, input_op_ids = .*)?"
@@ -70,7 +70,7 @@ class Operators:
         return found
 
     def ranges(self) -> Ranges:
-        """Return the operators as ranges, so that a timeline can draw them."""
+        """Return the operators as ranges, so that a timeline can show them."""
         numbers: dict[str, int] = {}
         of_signature = [numbers.setdefault(one.name, len(numbers)) for one in self.signature.values]
         codes = np.array(of_signature, np.int64)[self.signature.codes]
@@ -124,13 +124,13 @@ def nested(start_s: Floats, end_s: Floats, thread: Ints) -> tuple[Ints, Ints]:
     if not len(start_s):
         return np.empty(0, np.int64), np.empty(0, np.int64)
     first = np.searchsorted(thread, thread)
-    # If operators nest, the number around one is the number begun before it minus the number ended by then.
+    # if operators nest, the depth of one is the number begun before it minus the number ended by then
     parent, depth = np.full(len(start_s), UNKNOWN), np.empty(len(start_s), np.int64)
     for begin, end in itertools.pairwise([*np.unique(first).tolist(), len(start_s)]):
         begun, ends = start_s[begin:end], end_s[begin:end]
         ended = np.searchsorted(np.sort(ends), begun, "right")
         empty = np.concatenate([[0], np.cumsum(ends <= begun)])
-        # Operators of 0 s with the same start, from this one on: they have ended, but begin no earlier.
+        # operators of 0 s with the same start, from this one on: they have ended, but did not begin earlier
         itself = empty[np.searchsorted(begun, begun, "right")] - empty[:-1]
         depth[begin:end] = np.arange(end - begin) - ended + itself
     order = np.argsort(depth, kind="stable")
@@ -146,7 +146,7 @@ def nested(start_s: Floats, end_s: Floats, thread: Ints) -> tuple[Ints, Ints]:
 
 
 def _overlapping(start_s: Floats, end_s: Floats, thread: Ints) -> tuple[Ints, Ints]:
-    """Return the same as `nested`, one operator at a time; an operator may end after the one around it."""
+    """Return the result of `nested`, one operator at a time; an operator may end after the one around it."""
     parent, depth, around = array("q"), array("q"), array("q")
     before = None
     ends = end_s.tolist()

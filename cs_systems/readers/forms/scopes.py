@@ -1,4 +1,4 @@
-"""Common form of a profile of scopes: kernel time and declared work by the program's nested scopes."""
+"""Common form of a profile of scopes: kernel time and declared work, by the program's nested scopes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from cs_systems.core.tables import Column, Table
 
 
 class ScopeRow(TypedDict):
-    """Scope or kernel of a profile of Triton's Proton, with all that is inside it."""
+    """Scope or kernel in a profile of Triton's Proton, including everything inside it."""
 
     scope: Annotated[str, Column(beside=45)]  # indented by its depth
     path: str  # names from the outermost scope on
     device: str | None  # device of a kernel
     calls: Annotated[int | None, Column("kernels")]  # launches of kernels
     time_s: float | None  # on the device
-    self_s: float | None  # without the nodes inside
+    self_s: float | None  # without nested nodes
     share: Annotated[float | None, Column("share of time", drop=9)]  # of the profile's time
     cpu_s: Annotated[float | None, Column("CPU time")]  # host time, if the program timed the scope
     flops: float | None  # as the program declared

@@ -1,11 +1,12 @@
 """Common form of a trace, which every reader returns and every table is made from: a `Trace` of one process.
 
-Times are seconds from an origin that the reader chooses, on one clock for host and device. A thread is a number that is
-unique in the trace. Large tables are stored as columns: arrays with one entry per row. An unrecorded value is None in a
-row made from the columns, and UNKNOWN or NaN in a column.
+Times are seconds from an origin that the reader chooses, on one clock for host and device. A thread is identified by a
+number that is unique in the trace. Large tables are stored as columns: arrays with one entry per row. An unrecorded
+value is None in a row made from the columns, and UNKNOWN or NaN in a column.
 
 The calls of the CUDA, HIP or XPU interface are in `Trace.calls`; `call` of a kernel, copy or wait is the index of its
-call there. A reader collects all calls with `call` as an index into these, and `outermost_calls` leaves the outermost.
+call there. A reader first collects all calls, with `call` as an index into them; `outermost_calls` then keeps only the
+outermost.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ def without_collector() -> Iterator[None]:
             gc.enable()
 
 
-UNIFIED = "unified"  # in the name of a copy: pages of managed memory that moved to where they were accessed
-WHOLE_GRAPH = "CUDA graph "  # beginning of the name of a graph that was recorded as one kernel
+UNIFIED = "unified"  # part of a copy's name: pages of managed memory that moved to where they were accessed
+WHOLE_GRAPH = "CUDA graph "  # prefix of the name of a graph that was recorded as one kernel
 
 
 class Function(NamedTuple):
-    """Kernel name and launch configuration, which many launches share."""
+    """Kernel name and launch configuration, shared by many launches."""
 
     name: str  # demangled, as the profiler wrote it
     grid: tuple[int, int, int] | None  # blocks
@@ -85,7 +86,7 @@ class Kernel(NamedTuple):
 
 
 class Call(NamedTuple):
-    """Call of the CUDA, HIP or XPU interface by the host; `readers._stalls.kind` gives its kind by the name."""
+    """Call of the CUDA, HIP or XPU interface by the host; `readers._stalls.kind` gives its kind from the name."""
 
     name: str
     start_s: float
@@ -107,7 +108,7 @@ class Calls:
 
     @classmethod
     def of(cls, rows: Iterable[Call]) -> Calls:
-        """Return the calls of any iterable, in its order."""
+        """Return the calls of an iterable, in its order."""
         name, start, end, thread = zip(*rows, strict=True) if (rows := [*rows]) else ((),) * 4
         times = np.array(start, np.float64), np.array(end, np.float64)
         return cls(Categorical.of(name), *times, np.array(thread, np.int64))
@@ -181,7 +182,7 @@ class Kernels:
         call: Ints,
         calls: Calls,
     ) -> Kernels:
-        """Return the same from columns in any order."""
+        """Return the kernels from columns in any order."""
         order = np.argsort(start_s, kind="stable")
         call = call[order]
         return cls(
@@ -199,9 +200,9 @@ class Kernels:
 
     @property
     def launched_s(self) -> Floats:
-        """Start of each kernel's launch; where it was not recorded, -inf before the recording, else the kernel's start.
+        """Start of each kernel's launch; if it was not recorded, -inf before the recording, else the kernel's start.
 
-        A stream runs its kernels in order, so those ahead of its first recorded launch were launched before the
+        A stream runs its kernels in order, so kernels ahead of its first recorded launch were launched before the
         recording. If no launch was recorded at all, this is unknown.
         """
         lost = np.isnan(self.launch_start_s)
@@ -268,7 +269,7 @@ class Copy(NamedTuple):
     device: int
     stream: int | None
     bytes: int | None
-    call: int | None = None  # index of the call that asked for it
+    call: int | None = None  # index of the call that requested it
     name: str = ""  # direction and kind of memory: "HtoD pageable", "DtoH unified", "DtoD"; "" if not recorded
 
 
@@ -287,7 +288,7 @@ class Copies:
 
     @classmethod
     def of(cls, rows: Iterable[Copy]) -> Copies:
-        """Return the copies of any iterable, in order of their start."""
+        """Return the copies of an iterable, in order of their start."""
         ordered = sorted(rows, key=itemgetter(1))
         kind, start, end, *numbers, name = zip(*ordered, strict=True) if ordered else ((),) * len(Copy._fields)
         times = np.array(start, np.float64), np.array(end, np.float64)
@@ -322,12 +323,13 @@ class Copies:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Waits of which the file itself names the cause, in any order.
+    """Waits with a cause that the file itself names, in any order.
 
     A call may wait without a row here: most files name no cause. `stream` is the stream waited for, on `device`;
-    UNKNOWN for all streams of the device, and for an event if the file does not say on which stream it was recorded.
-    `event_call` is the index of the call that recorded the event; UNKNOWN if it was not recorded, or the wait is for no
-    event. `waiting_stream` is the stream that waits (cudaStreamWaitEvent); UNKNOWN if the host waits inside the call.
+    UNKNOWN for all streams of the device, or if the file does not say on which stream an event was recorded.
+    `event_call` is the index of the call that recorded the event; UNKNOWN if the call was not recorded, or the wait is
+    not for an event. `waiting_stream` is the stream that waits (cudaStreamWaitEvent); UNKNOWN if the host waits inside
+    the call.
     """
 
     call: Ints
@@ -344,15 +346,15 @@ class Waits:
         return Waits(*(column[which] for column in columns))
 
 
-INVALID = (1 << 32) - 1  # CUPTI's number of a stream or event where there is none
+INVALID = (1 << 32) - 1  # CUPTI's number for no stream or no event
 NO_COPIES, NO_WAITS = Copies.of(()), Waits(*[_none] * 5)
 
 
 class Step(NamedTuple):
     """Step of the program: the begin and end of its range, by the host's clock.
 
-    `takes_earlier`: kernels launched before this step, even before the recording, belong to it, as it is the first.
-    `number`: index from 0, which counts steps that are left out too.
+    `takes_earlier`: kernels launched before this step, even before the recording, belong to it, because it is the
+    first. `number`: index from 0, which also counts steps that are left out.
     """
 
     name: str
@@ -418,15 +420,14 @@ class Ops:
 class Trace:
     """Contents of a trace of one process.
 
-    `limitations` lists in words the data that the file lacks. `ops` and `allocations` are None if the profiler recorded
-    none, `modules` is None if the recorder wrote none. `ops` are the entries of `operators` with a sequence number.
-    `knows_operators`: the profiler can record operators, also if it recorded none.
-    `messages` maps the index of a collective's kernel to the profiler's description of the call. `lacks_kernels`: the
-    device ran kernels that the file does not hold, so its idle time is unknown. `lost_launches` are the starts of
-    launches without a kernel because of a fault of the profiler (see `_lost_kernels`). `functions` are the calls of
-    Python functions that last half a millisecond or more, where stacks were recorded. `multiprocessors` has the number
-    of each device, where the profiler recorded it. `processes` are the pids of all that launched kernels, where the
-    file holds several.
+    `limitations` lists, as sentences, the data that the file lacks. `ops` and `allocations` are None if the profiler
+    recorded none, `modules` is None if no recorder wrote them. `ops` are the entries of `operators` with a sequence
+    number. `knows_operators`: the profiler can record operators, also if it recorded none. `messages` maps the index of
+    a collective's kernel to the profiler's description of the call. `lacks_kernels`: the device ran kernels that the
+    file does not hold, so its idle time is unknown. `lost_launches` are the starts of launches without a kernel because
+    of a fault of the profiler (see `_lost_kernels`). `functions` are the calls of Python functions that last half a
+    millisecond or more, where stacks were recorded. `multiprocessors` has the number of each device, where the profiler
+    recorded it. `processes` are the pids of all that launched kernels, where the file holds several.
     """
 
     source: str
@@ -454,9 +455,9 @@ class Trace:
 
 
 def outermost_calls(trace: Trace) -> Trace:
-    """Return the trace with the outermost calls of each thread, in order of their start.
+    """Return the trace with only the outermost calls of each thread, in order of their start.
 
-    What belongs to a call inside another belongs to the outer one.
+    Work launched by a nested call then belongs to the outer one.
     """
     around = outermost(trace.calls.thread, trace.calls.start_s, trace.calls.end_s)
     kept = np.flatnonzero(around == np.arange(len(around)))
