@@ -1,4 +1,4 @@
-"""Machine and process that measure.
+"""Machine and process of a measurement.
 
 `device` (the only file that decides between cpu and cuda), `environment` (hardware and software), `process_group`
 (ranks).

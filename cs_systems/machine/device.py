@@ -23,7 +23,7 @@ from cs_systems.config import Precision
 from cs_systems.core.units import counted
 from cs_systems.formulas.memory.tables import MemoryInUse
 
-# Faster than the clock of any data-center GPU, so that `occupy` lasts at least as long as requested.
+# a clock faster than any data-center GPU's, so that `occupy` lasts at least as long as requested
 _SPIN_HZ = 2.2e9
 
 
@@ -102,7 +102,7 @@ class Device:
         return max(self.peaks()[1] or 0, _earlier.get(self.torch, (0, 0))[1]) or None if self.is_cuda else None
 
     def allocated_bytes(self) -> int:
-        """Return the bytes that tensors occupy now; 0 on a CPU, where allocations are not counted."""
+        """Return the bytes of live tensors; 0 on a CPU, where allocations are not counted."""
         return torch.cuda.memory_allocated(self.torch) if self.is_cuda else 0
 
     def memory(self) -> MemoryInUse:
@@ -176,7 +176,7 @@ class Device:
         """
         gc.collect()
         if self.is_cuda:
-            # cuBLAS keeps 32 MiB for each thread that called it, which would be counted in the next cell's peak.
+            # cuBLAS keeps 32 MiB per calling thread, which would count in the next cell's peak
             torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.empty_cache()
 
@@ -201,7 +201,7 @@ _allocator = "default"
 
 
 def allocator() -> str:
-    """Return the name that `switch_allocator` was last given."""
+    """Return the allocator's name that `switch_allocator` set last."""
     return _allocator
 
 
@@ -210,10 +210,11 @@ def switch_allocator(name: str) -> None:
     global _allocator
     if name == _allocator:
         return
-    torch.cuda.empty_cache()  # cached segments have the other setting
+    torch.cuda.empty_cache()  # cached segments still have the other setting
     own = allocator_settings() or ""
     switched = ("expandable_segments:False", own) if name == "default" else (own, "expandable_segments:True")
-    torch._C._accelerator_setAllocatorSettings(",".join(filter(None, switched)))  # the later one of two counts
+    # of repeated settings, the later one counts
+    torch._C._accelerator_setAllocatorSettings(",".join(filter(None, switched)))
     _allocator = name
 
 
@@ -276,7 +277,7 @@ def too_few(name: str, world_size: int) -> str | None:
 
 
 def resolve_or_cpu(name: str) -> Device:
-    """Return the result of `resolve`, or the CPU if that fails, to describe a cell that could not run."""
+    """Return the result of `resolve`, or the CPU if that fails, for describing a cell that could not run."""
     try:
         return resolve(name)
     except DeviceUnavailable:

@@ -1,4 +1,4 @@
-"""Energy of a device between two moments, by its counter of joules; None where there is none that may be read.
+"""Energy of a device between two moments, from its energy counter; None if there is none that can be read.
 
 On NVIDIA GPUs since Volta, NVML counts the millijoules of the board since the driver was loaded. On a CPU, RAPL counts
 the microjoules of each package in /sys/class/powercap; most systems let only root read it. NVML moves its counter every
@@ -17,7 +17,7 @@ from cs_systems.machine.device import Device
 from cs_systems.machine.environment import energy_j, idle_power_w
 
 SHORTEST_S = {"nvml": 1.0, "rapl": 0.05}
-"""Shortest window with a number: the counter's delay at its ends is at most a tenth of it."""
+"""Shortest window in s with a result, so that the counter's delay at both ends is at most a tenth of it."""
 
 POWERCAP = Path("/sys/class/powercap")
 
@@ -48,7 +48,7 @@ class Meter:
         self._begun = (self._clock(), counters) if counters else None
 
     def end(self, steps: int) -> list[EnergyRow]:
-        """Return the row of the window since `begin`, in which so many steps ran; empty without a counter."""
+        """Return the row of the window since `begin`, in which `steps` steps ran; empty without a counter."""
         if self._begun is None:
             return []
         (began_s, before), after = self._begun, self._read()
@@ -77,14 +77,14 @@ class Meter:
             return []
 
     def _since(self, index: int, before: float, after: float) -> float:
-        """Return the joules between two readings of a counter, which begins at 0 again after its range."""
+        """Return the joules between two readings of a counter, which wraps around at the end of its range."""
         if after >= before or self._device.is_cuda:
             return after - before
         return after - before + int((self._packages[index] / "max_energy_range_uj").read_text()) * 1e-6
 
 
 def _packages(powercap: Path) -> list[Path]:
-    """Return the folders of the CPUs' packages, whose counters include their cores; empty without one to read."""
+    """Return the folders of the CPU packages' counters, which include the cores; empty if none can be read."""
     found = []
     with suppress(OSError):
         for folder in sorted(powercap.glob("intel-rapl:*")):

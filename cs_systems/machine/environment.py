@@ -18,7 +18,7 @@ from cs_systems.machine import device as devices
 from cs_systems.machine.device import Device
 from cs_systems.record import Environment
 
-# Code that can change a number; the command line, the reports and the analysis cannot.
+# rooms of the package with code that cannot change a measured number
 _NOT_MEASURING = {"cli", "report", "traces", "snapshots", "comparison"}
 _THROTTLE_REASONS = {
     "SwPowerCap": "power cap",
@@ -64,7 +64,7 @@ def environment(device: Device) -> Environment:
 
 
 def load_average() -> float | None:
-    """Return the mean number of processes that ran or wanted to run in the last minute; None if unknown."""
+    """Return the mean number of processes running or waiting for a core in the last minute; None if unknown."""
     try:
         return round(os.getloadavg()[0], 2)
     except (OSError, AttributeError):
@@ -82,12 +82,12 @@ def power_w(device: Device) -> float | None:
 
 
 def energy_j(device: Device) -> float | None:
-    """Return the energy that the board has taken since its driver was loaded; None without NVML, or before Volta."""
+    """Return the energy in J that the board has used since its driver was loaded; None without NVML or before Volta."""
     return _Gpu.of(device).ask(lambda nvml, h: nvml.nvmlDeviceGetTotalEnergyConsumption(h) / 1e3)  # type: ignore[no-any-return]
 
 
 def idle_power_w(device: Device) -> float | None:
-    """Return the board's power now; None without NVML, and while the GPU computes."""
+    """Return the board's current power in W; None without NVML, and while the GPU computes."""
     gpu = _Gpu.of(device)
     busy = gpu.ask(lambda nvml, h: nvml.nvmlDeviceGetUtilizationRates(h).gpu)
     return gpu.power_w() if busy == 0 else None
@@ -156,7 +156,8 @@ def _other_processes(nvml: Any, handle: Any) -> int:
 
 def _other_processes_bytes(nvml: Any, handle: Any) -> int | None:
     processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    if len(processes) < 2:  # one is this process, under its PID outside the container; none: processes are hidden
+    # one is this process, under its PID outside of the container; none means that processes are hidden
+    if len(processes) < 2:
         return 0 if processes else None
     used = [process.usedGpuMemory for process in processes if process.pid != os.getpid()]
     return None if None in used else sum(used)
@@ -175,7 +176,7 @@ class _Gpu:
             pynvml.nvmlInit()
             self.handle = pynvml.nvmlDeviceGetHandleByUUID(device.uuid())
             self.nvml = pynvml
-        except Exception:  # without the library, its exception types do not exist either, so catch all
+        except Exception:  # catch all exceptions, because without the library its exception types do not exist either
             self.nvml = None
 
     @staticmethod

@@ -103,7 +103,7 @@ _RAISES = frozenset(dis.opmap[name] for name in ("RAISE_VARARGS", "RERAISE") if 
 
 
 def is_of_peers(error: BaseException) -> bool:
-    """Return True if a collective failed because another rank was lost or missing, so that the cause is there.
+    """Return True if a collective failed because another rank was lost or missing, which is then the cause.
 
     An error raised by Python code is this rank's own, whatever its message.
     """
