@@ -1,4 +1,4 @@
-"""Instrumentation that observes a running model from outside, apart from any timing.
+"""Instrumentation that observes a running model from outside, separate from timing.
 
 - ranges for profilers: `annotate` (one range), `hooks` (a range for each module), `compiled_ranges` (ranges in the code
   of Inductor)

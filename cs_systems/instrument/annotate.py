@@ -36,7 +36,7 @@ _tracing_names = False
 def annotate(name: str) -> AbstractContextManager[None]:
     """Return a context manager that marks the code inside as `name` for the active profiler, if any.
 
-    A range cannot be traced inside torch.compile: the traced operators only keep its name while `tracing_names` is
+    A range cannot be traced inside torch.compile: the traced operators keep its name only while `tracing_names` is
     active. The function tests for compilation first, so that compiled code does not depend on the listener and is not
     compiled again when one is set.
     """
@@ -70,7 +70,7 @@ def listening(ranges: Ranges) -> Iterator[None]:
 
 
 class OpenLabel(threading.local):
-    """Label with ranges that are open in a thread."""
+    """Ranges that are open in a thread, as one label."""
 
     def __init__(self) -> None:
         self.now: Label = ()

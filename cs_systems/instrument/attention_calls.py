@@ -19,12 +19,13 @@ from cs_systems.formulas.cost import AttentionAlgorithm, tiled_scores, twice_cre
 from cs_systems.instrument.score_masks import Shown, shown_in, without_values
 
 Algorithm = Callable[[str, AttentionCall], AttentionAlgorithm]
-# For a kernel with unknown tiles: tiles of one score, so that it computes no hidden ones, and recomputes in backward.
+# for a kernel with unknown tiles: tiles of one score, so that it computes no hidden scores, and recomputes scores in
+# backward
 UNKNOWN_TILES = AttentionAlgorithm(1, 1, backward_matmuls=5)
 
 
 class Counted(NamedTuple):
-    """FLOPs of one operator; `known` is False where a mask may hide scores that are counted."""
+    """FLOPs of one operator; `known` is False if a mask may hide some of the counted scores."""
 
     model: int
     hardware: int
@@ -32,7 +33,7 @@ class Counted(NamedTuple):
 
 
 class _Operator(NamedTuple):
-    backend: str | None = None  # our backend with the same kernel
+    backend: str | None = None  # backend of this package with the same kernel
     align: str = "upper_left"
     by_position: bool = False  # tensors are (batch, length, heads, d_head), or packed (length, heads, d_head)
 
@@ -66,7 +67,7 @@ _is_counting = False
 
 @contextmanager
 def counting() -> Iterator[None]:
-    """Run our own attention kernels as operators, so that a dispatch mode sees them."""
+    """Run this package's own attention kernels as operators, so that a dispatch mode sees them."""
     global _is_counting
     before, _is_counting = _is_counting, True
     try:
@@ -76,7 +77,7 @@ def counting() -> Iterator[None]:
 
 
 def as_operators() -> bool:
-    """Return whether our own attention kernels must run as operators, for tracing by a compiler or counting FLOPs."""
+    """Return whether this package's attention kernels must run as operators, for tracing or for counting FLOPs."""
     return torch.compiler.is_compiling() or _is_counting
 
 
@@ -98,7 +99,8 @@ def attention_flops(
         func: The operator.
         args: Its positional arguments.
         kwargs: Its other arguments.
-        algorithm: Returns the tiles of a backend of ours, given its name and the call; None: tiles are unknown.
+        algorithm: Returns the tiles of a backend of this package, given its name and the call; None if tiles are
+            unknown.
     """
     operator, given = _OPERATORS[_stem(func)], _by_name(func, args, kwargs)
     query, value = given["query"], given["value"]
@@ -135,14 +137,14 @@ def attention_flops(
 
 
 def _by_name(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments by their names in the schema, with one name for arguments with the same meaning."""
+    """Return the arguments by name in the schema; arguments with the same meaning get the same name."""
     names = [argument.name for argument in func._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     return {_OTHER_NAMES.get(name, name): value for name, value in given.items()}
 
 
 def _visible(given: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Return (number of keys after its diagonal that a query sees, number of keys in its window); None: all.
+    """Return (number of keys after its own position that a query sees, number of keys in its window); None for all.
 
     The first is 0 in a causal call.
     """

@@ -1,9 +1,9 @@
 """Ranges in the code that Inductor generates; each kernel has one label, with its layer and its place in the layer.
 
-Inductor writes a Python function that launches a graph's kernels one after another. Here it also writes, before a
-kernel, `mark("block 3", "ffn")`, wherever the label changes; kernels, their order and their memory stay as they are. A
-kernel lists the operators that it was made of. Each operator lists the modules that called it and the `annotate` that
-was open; an operator of backward lists those of its forward operator.
+Inductor writes a Python function that launches a graph's kernels one after another. Here it also writes `mark("block
+3", "ffn")` before a kernel wherever the label changes; kernels, their order and their memory stay the same. A kernel
+lists the operators that it was made of. Each operator lists the modules that called it and the `annotate` that was
+open; an operator of backward lists those of its forward operator.
 
 The ranges of BasicTransformerLM have names of its own. In any other model a mark has one range: the path of the
 innermost module, below the compiled one. The same code may run for several blocks that are compiled one by one, so
@@ -133,7 +133,7 @@ def _origins() -> list[Node]:
 
 
 class LabelledGraph:
-    """Labels of the operators of a forward or backward graph."""
+    """Labels of the operators in a forward or backward graph."""
 
     def __init__(self, graph: Graph) -> None:
         self.labels: dict[Node, Label] = {}
@@ -155,7 +155,7 @@ class LabelledGraph:
             self.labels[node] = label_of(node) or (self.labels[last] if last is not None else ())
 
     def label(self, origins: Iterable[Node]) -> Label:
-        """Return the label of a kernel made of these operators, by this file's rule; () if none has a module."""
+        """Return the label of a kernel made of these operators, by the rule above; () if none has a module."""
         nodes = sorted((n for n in origins if self.labels.get(n)), key=self._position.__getitem__)
         labels = [self.labels[n] for n in nodes if n not in self._shared] or [self.labels[n] for n in nodes]
         if not labels:

@@ -4,7 +4,7 @@ torch.compile traces the Python code that it finds: a function that replaces one
 break the graph, and a guard that sees another function than at tracing triggers a recompilation. To compile a program
 as without observation,
 
-- everything in an `Observation` is removed while torch.compile or torch.jit compiles, and put back afterwards;
+- everything in an `Observation` is removed while torch.compile or torch.jit compiles, and restored afterwards;
 - parts that guards check are also removed while compiled functions run;
 - functions marked `untraced` or `passed_through` stay plain Python where compiled code calls them.
 
@@ -55,7 +55,7 @@ class _Installed(NamedTuple):
 class Observation:
     """Hooks and replaced functions that are removed while torch.compile works.
 
-    Several may be active at once, and each part is put back in the order in which it was added.
+    Several may be active at once, and each part is restored in the order in which it was added.
     """
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Observation:
                 self._undo[i] = part.install()
 
     def _remove(self) -> None:
-        """Remove the parts that the compiler's state forbids, the last first, as it may cover another one."""
+        """Remove the parts that the compiler's state forbids, the last one first, because it may cover another one."""
         for i, part in reversed([*enumerate(self._parts)]):
             undo = self._undo[i]
             if undo is not None and not _allows(part) and undo() is not False:
@@ -116,7 +116,7 @@ def _allows(part: _Installed) -> bool:
 
 
 def is_observed() -> bool:
-    """Return whether a user's program is observed, which torch.compile must compile as without observation."""
+    """Return whether a user's program is observed; torch.compile must then compile it as without observation."""
     return bool(_active)
 
 
@@ -169,7 +169,7 @@ def _watch_compiler() -> None:
     @untraced
     @functools.wraps(scripts)
     def scripted(*args: Any, **kwargs: Any) -> Any:
-        """Compile a module by torch.jit, without hooks, which torch.jit would treat as code of the program."""
+        """Compile a module with torch.jit, without hooks, which torch.jit would treat as the program's code."""
         before = _compiles
         _set_state(compiles=True)
         try:
@@ -192,7 +192,7 @@ def _leave_compiler() -> None:
 def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Undo:
     """Replace an attribute of a class or module; return a function that restores it.
 
-    That function returns False and does nothing while the attribute has been replaced again by something else.
+    That function returns False and does nothing while something else has replaced the attribute again.
     """
     own = vars(owner).get(name)
     setattr(owner, name, function)

@@ -112,7 +112,7 @@ class _Convolution:
 
     @property
     def _copied_bytes(self) -> int:
-        """Upper bound of the bytes of image, features and weight in channels last, as tensor cores read them.
+        """Upper bound of the bytes of image, features and weight in channels last, the layout that tensor cores read.
 
         Channels are padded to 16 bytes. Half-precision groups from 16 channels are padded to 64, by one measurement.
         PyTorch's own kernels run depthwise convolutions and copy nothing.
@@ -122,7 +122,7 @@ class _Convolution:
         item = self.image.element_size()
 
         def padded(channels: int) -> float:
-            """Return how many times larger a tensor of so many channels becomes."""
+            """Return the factor by which padding enlarges a tensor with this number of channels."""
             grouped = channels // self.groups
             multiple = 64 if self.groups > 1 and item == 2 and grouped >= 16 else 16 // item
             return ceil(grouped / multiple) * multiple / grouped
@@ -133,7 +133,7 @@ class _Convolution:
 
     @property
     def _relaid_bytes(self) -> int:
-        """Bytes of copies to channels first, in which fp32 without TF32 computes, of tensors in channels last."""
+        """Bytes of channels-last tensors copied to channels first, the layout in which fp32 without TF32 computes."""
         return self._copied_bytes if self._is_channels_last else 0
 
     @property

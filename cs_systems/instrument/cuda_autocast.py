@@ -1,7 +1,7 @@
-"""CUDA's autocast on a CPU: what it runs in fp32 and the CPU's autocast does not.
+"""CUDA's autocast on a CPU: runs in fp32 the operations that CUDA's autocast, but not the CPU's, runs in fp32.
 
-Both run products in low precision. Of the other operations the CPU's autocast widens fewer: a layer norm gives bf16
-there and fp32 on CUDA. Operations inside a composed function of torch.nn.functional are not seen.
+Both run products in low precision. The CPU's autocast runs fewer of the other operations in fp32: a layer norm gives
+bf16 there and fp32 on CUDA. Operations inside a composed function of torch.nn.functional are not seen.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _LISTED = (
     "upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa prod "
     "softmax log_softmax cumprod cumsum linalg_vector_norm linalg_matrix_norm sum norm"
 )
-# Names under which Python calls them: `x ** 2`, and functions that are made of one of them.
+# names by which Python calls them: `x ** 2`, and functions that are composed of one of them
 _ALIASES = {"__pow__": "pow", "__rpow__": "pow", "cross_entropy": "log_softmax"}
 
 
 @cache
 def fp32_operations() -> frozenset[str]:
-    """Return the listed operations that autocast of the installed torch handles: an older one knows fewer."""
+    """Return the listed operations that autocast of the installed torch handles; older versions know fewer."""
     handled = {
         name.removeprefix("aten::").partition(".")[0]
         for name in torch._C._dispatch_get_all_op_names()
@@ -67,17 +67,17 @@ class _CudaAutocast(TorchFunctionMode):
 
 @contextmanager
 def cuda_autocast() -> Iterator[None]:
-    """Let autocast on a CPU give the dtypes that it gives on CUDA inside the block."""
+    """Make autocast on a CPU give the dtypes of CUDA's autocast, inside the block."""
     with ExitStack() as stack:
         stack.enter_context(mode := _CudaAutocast())
-        # torch calls the engine with the mode off, and checkpoints run forward again inside.
+        # torch calls the engine with the mode off, and checkpoints run forward again inside it
         run_engine = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
         stack.enter_context(patch("torch.autograd._engine_run_backward", inside(mode, run_engine)))
         yield
 
 
 def inside(mode: TorchFunctionMode, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function, run with the mode on."""
+    """Return the function, wrapped so that it runs with the mode on."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with mode:

@@ -1,4 +1,4 @@
-"""Dtypes observed in a step: of parameters, of modules' inputs and outputs, of gradients, of the loss.
+"""Dtypes observed in a step: parameters, inputs and outputs of modules, gradients, and the loss.
 
 PyTorch's own global hooks observe every module call, so any step can be observed without access to its model. Tensors
 that cross no module boundary (inside a functional attention, for example) are not seen, nor are modules inside code
@@ -46,7 +46,7 @@ class DtypeReadings:
         ]
 
     def read_call(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Record a module before it runs: its place in the order, and the autocast context of the call."""
+        """Record a module before it runs: its position in the order, and the autocast context of the call."""
         if self._depth == 0 and id(module) not in self._names:
             self._read_root(module)
         self._depth += 1
@@ -57,7 +57,7 @@ class DtypeReadings:
 
     def read_result(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self._depth -= 1
-        if (row := self._rows.get(id(module))) is None:  # its call began before the reading
+        if (row := self._rows.get(id(module))) is None:  # the call began before the reading
             return
         if not row["parameters"]:
             self._read_parameters(module, row)
@@ -99,7 +99,7 @@ class DtypeReadings:
                 self._handles.append(parameter.register_post_accumulate_grad_hook(lambda p, add=add: add(p.grad)))
 
     def _read_root(self, root: nn.Module) -> None:
-        """Name a module that no other module called, and all modules in it.
+        """Name a module that no other module called, and all modules inside it.
 
         Names in a second such module begin with its type.
         """
@@ -132,7 +132,7 @@ def reading(readings: DtypeReadings) -> Iterator[None]:
         undo.callback(hooks.register_module_forward_pre_hook(readings.read_call).remove)
         result = hooks.register_module_forward_hook(readings.read_result, with_kwargs=True)
         undo.callback(result.remove)
-        # The handle does not remove this entry, and torch.compile would warn of global module hooks from then on.
+        # the handle leaves this entry, and torch.compile would then warn about global module hooks
         undo.callback(hooks._global_forward_hooks_with_kwargs.pop, result.id, None)
         undo.callback(setattr, torch.autograd, "backward", backward)
         undo.callback(setattr, torch.autocast, "__enter__", enter)

@@ -13,12 +13,12 @@ from cs_systems.instrument.score_masks import MOST_ELEMENTS, Shown, shown_in, wi
 
 FLEX = ("flex_attention", "flex_attention_backward")
 _SCORES = {"flex_attention": 3, "flex_attention_backward": 7}  # index of the score function among the arguments
-_BUFFERS = -2  # index of the further tensors for the score function
+_BUFFERS = -2  # index of further tensors for the score function
 _PARTIAL, _WHOLE, _SIZES, _MASK = 2, 4, slice(-3, -1), -1  # block counts, block sizes, mask function: see as_tuple
 
 
 def flex_flops(name: str, args: tuple[Any, ...]) -> Counted:
-    """Return the FLOPs of a call of an operator in FLEX: for the visible scores, and for the computed blocks."""
+    """Return the FLOPs of a call of an operator in FLEX: model FLOPs of visible scores, executed ones of blocks."""
     query, key, value = args[:3]
     mask = next(one for one in args if isinstance(one, tuple) and one and callable(one[_MASK]))
     cells, width, d_value = query.shape[:-1].numel() * key.shape[-2], query.shape[-1], value.shape[-1]
@@ -55,7 +55,7 @@ def _is_identity(score: Any) -> bool:
 
 
 def _scores(score: Any, buffers: tuple[Any, ...], scores: Tensor) -> Tensor:
-    """Return the scores after the score function, which takes one score and its indices."""
+    """Return the scores after applying the score function, which takes one score and its indices."""
     for dims in ((3,), (2,), (1,), (0,)):
         places = [0 if dim in dims else None for dim in range(4)]
         score = torch.vmap(score, in_dims=(0, *places, *(None for _ in buffers)))

@@ -5,9 +5,9 @@ PyTorch's own formulas, fused attention by `attention_calls`.
 
 Unfused attention is a product, a softmax and another product, with a mask somewhere before the softmax, or before the
 exponential of a softmax written by hand. The input of either shows which scores the mask hides, however it was written;
-the two products, and those of their gradients, are credited with the share of the scores that it shows. To find them,
-each memory remembers the products that it came from by elementwise operations, and the share of its elements that are
-shown.
+the two products, and the products of their gradients, are credited with the visible share of the scores. To find them,
+for each memory the products are kept from which it was computed by elementwise operations, and the visible share of its
+elements.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from cs_systems.instrument.flex_calls import FLEX, flex_flops
 from cs_systems.instrument.score_masks import Shown, shown_in
 
 Shape = tuple[int, ...]
-_MOST_PRODUCTS = 8  # latest products that a memory remembers
+_MOST_PRODUCTS = 8  # latest products that are kept for a memory
 _PLAIN_SOFTMAX = ("_softmax", "_safe_softmax")
-_SOFTMAX = (*_PLAIN_SOFTMAX, "_log_softmax")  # the last is most often part of a loss
+_SOFTMAX = (*_PLAIN_SOFTMAX, "_log_softmax")  # _log_softmax is usually part of a loss
 _EXPONENTIAL = ("exp", "exp_", "exp2", "exp2_")
 _RESIZING = ("cat", "constant_pad_nd", "slice_backward")  # results may be larger than the operands
-# Operators that only query the size of a tensor that has it in Python.
+# operators that only query the size of a tensor, if Python knows it
 _OF_SIZES = frozenset(
     ("sym_is_contiguous", "is_contiguous", "is_strides_like_format", "is_non_overlapping_and_dense", "size", "sym_size",
      "stride", "sym_stride", "storage_offset", "sym_storage_offset", "numel", "sym_numel", "dim", "layout")
@@ -58,7 +58,7 @@ class _Memory(NamedTuple):
 
 
 class _Calls(TorchFunctionMode):
-    """Causality of the open call of `scaled_dot_product_attention`, which is known even if tensors have no values."""
+    """Causality of the current `scaled_dot_product_attention` call, known even if tensors have no values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class FlopCounter(TorchDispatchMode):
         """Initialise a counter.
 
         Args:
-            keys: Returns the keys under which an operation counts, when it runs.
+            keys: Returns, when an operation runs, the keys under which it counts.
             is_again: Returns whether the operation is a recomputation, which does not count as model FLOPs.
             algorithm: As in `attention_flops`.
         """
@@ -111,7 +111,7 @@ class FlopCounter(TorchDispatchMode):
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Count the operations inside, including our own attention kernels."""
+        """Count the operations inside, including this package's attention kernels."""
         with self._calls, counting(), self:
             yield
 
@@ -184,7 +184,7 @@ class FlopCounter(TorchDispatchMode):
         product.is_lowered = True
 
     def _weights(self, name: str, args: tuple[Any, ...]) -> _Memory | None:
-        """Return the memory of a softmax's or exponential's result if its input is masked scores; else None."""
+        """Return the memory of a softmax's or exponential's result if its input is masked scores, else None."""
         is_softmax = name in _SOFTMAX
         if not (is_softmax or name in _EXPONENTIAL) or not (memory := self._memory(args[0])):
             return None
@@ -202,7 +202,7 @@ class FlopCounter(TorchDispatchMode):
 
     def _softmax_backward(self, gradient: Tensor, weights: Tensor, result: Tensor) -> None:
         memory, arriving = self._memory(weights) or _Memory(()), self._memory(gradient) or _Memory(())
-        # The gradient of logarithms belongs to attention if it was multiplied by weights.
+        # the gradient of logarithms belongs to attention if it was multiplied by weights
         if (shown := memory.shown or (memory.shown_by_logarithm and arriving.shown)) is None:
             return
         for product in arriving.products:
@@ -242,7 +242,10 @@ def executed_flops(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], 
 
 
 def _formula(packet: Any) -> Callable[..., int] | None:
-    """Return an operator's FLOP formula of its arguments and `out_val`; None for attention and without products."""
+    """Return an operator's FLOP formula of its arguments and `out_val`.
+
+    None for attention, and for operators without products.
+    """
     from torch.utils.flop_counter import flop_registry  # imports triton, which not every worker needs
 
     return _of_shapes(EXTRA[packet]) if packet in EXTRA else flop_registry.get(packet)
@@ -298,7 +301,7 @@ _counts: dict[str, Callable[..., int]] = {
     "mkldnn_rnn_layer": _recurrent,
     "mkldnn_rnn_layer_backward": _recurrent_backward,
 }
-# Operators that PyTorch's counter leaves out → their FLOPs from the shapes of their arguments.
+# operators that PyTorch's counter ignores → their FLOPs from the shapes of their arguments
 EXTRA: dict[Any, Callable[..., int]] = {
     getattr(_aten, name): count for name, count in _counts.items() if hasattr(_aten, name)
 }

@@ -2,9 +2,9 @@
 
 Forward: hooks of the modules open and close ranges. Backward: autograd runs the nodes of a graph in a thread of its own
 (on CUDA), where ranges of the main thread do not apply. Each node therefore gets the ranges that were open when forward
-made it: nodes are numbered as they are made, and the open ranges are kept by that number. Autograd runs the nodes of
-one thread in falling order of their numbers, so a hook is needed only where the ranges change. Work between two nodes
-(sums of gradients, parameters' gradients) belongs to the node before it.
+made it: nodes are numbered in the order in which they are made, and the open ranges are stored by that number. Autograd
+runs the nodes of one thread in falling order of their numbers, so a hook is needed only where the ranges change. Work
+between two nodes (sums of gradients, parameters' gradients) belongs to the node before it.
 
 A model under torch.compile is one function with one node: hooks on its modules would be compiled into it or break its
 graph. Its ranges are written into the code that is generated for it: see `compiled_ranges`. Its modules have hooks too:
@@ -31,10 +31,10 @@ from cs_systems.instrument import compiler
 from cs_systems.instrument.annotate import STEP, Label, OpenLabel, Ranges, listening
 from cs_systems.instrument.structure import WRAPPERS, range_names
 
-# These ranges surround forward and do not identify an operation of backward; `loss` does.
+# these ranges surround forward and do not identify an operation of backward, unlike `loss`
 _NOT_OF_BACKWARD = {STEP, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER}
 MOST_RANGES = 20_000  # limit of modules with a range; deeper ones belong to the module around them
-_ACCUMULATES = 1 << 63  # autograd numbers the nodes that accumulate a parameter's gradient above all others
+_ACCUMULATES = 1 << 63  # autograd's numbers for nodes that accumulate a parameter's gradient begin here
 
 
 class Annotations:
@@ -58,11 +58,11 @@ def annotate_model(
     """Install hooks that open a range around the forward of every module and close it even if forward raises.
 
     A range has the name that `structure.range_names` gives: the module's path, or the own model's vocabulary. Lists,
-    which are never called, and modules that return their input, have none. Inside a module under torch.compile, the
+    which are never called, and modules that return their input get no range. Inside a module under torch.compile, the
     ranges are those of `compiled_ranges`, and those of hooks only where its code runs in eager mode.
 
-    depth: the number of words of the longest path with a range; None for as many as MOST_RANGES allows.
-    names: path → range, instead of those names, for every module.
+    depth: the number of words of the longest path with a range; None for as many as MOST_RANGES allows. names: path →
+    range, instead of those names, for every module.
     """
     found = list(_boundaries(model))
     named: Mapping[str, str | None] = names or range_names([path for path, *_ in found], type(model).__name__)
@@ -78,7 +78,7 @@ def annotate_model(
         if is_compiled and module._compiled_call_impl is not None:
             handles.append(_CompiledCall(module, ranges, name))
             continue
-        # Opened last and closed first, because a range must end inside the ranges that other hooks have opened.
+        # opened last and closed first, because a range must end inside the ranges that other hooks have opened
         opens, closes = (
             ModuleHook(functools.partial(_open, ranges, name)),
             ModuleHook(functools.partial(_close, ranges)),
@@ -89,7 +89,7 @@ def annotate_model(
 
 
 def _boundaries(model: nn.Module) -> Iterator[tuple[str, nn.Module, bool]]:
-    """Yield (path, module, whether torch.compile takes it as one function) for the modules that get hooks."""
+    """Yield (path, module, whether torch.compile compiles it as one function) for the modules that get hooks."""
     done: set[str] = set()
     spared: set[nn.Module] = set()
     for raw, module in model.named_modules():
@@ -112,7 +112,7 @@ def _does_nothing(module: nn.Module) -> bool:
 
 
 def _deepest(paths: Sequence[str]) -> int:
-    """Return the greatest depth, at least 1, down to which the model has at most MOST_RANGES modules."""
+    """Return the largest depth, at least 1, down to which the model has at most MOST_RANGES modules."""
     depths = sorted(map(_depth, paths))
     return max(1, depths[-1] if len(depths) <= MOST_RANGES else depths[MOST_RANGES] - 1) if depths else 1
 
@@ -122,7 +122,7 @@ def _depth(path: str) -> int:
 
 
 class _CompiledCall:
-    """Range around a module that `module.compile()` compiled, because its hooks would be part of the compiled code."""
+    """Range around a module compiled by `module.compile()`; hooks on it would become part of the compiled code."""
 
     def __init__(self, module: nn.Module, ranges: Ranges, name: str) -> None:
         self._module, self._before = module, module._compiled_call_impl
@@ -212,7 +212,7 @@ def _remember(thread: _OfThread, label: Label) -> None:
 
 
 class BackwardRanges:
-    """Ranges that open again in backward, around the nodes that forward made in them."""
+    """Ranges that are opened again in backward, around the nodes that forward made inside them."""
 
     def __init__(self, ranges: Ranges) -> None:
         self._ranges = ranges
@@ -238,7 +238,7 @@ class BackwardRanges:
         _remember(thread, thread.open[-1][1] if thread.open else ())
 
     def region(self) -> tuple[str, bool]:
-        """Return the path of the compiled module that runs in this thread ("" for the model), and if it has a range."""
+        """Return the path of the compiled module running in this thread ("" for the model), and if it has a range."""
         thread = self._thread
         for name in reversed([*(name for name, _ in thread.open), *thread.backward.now]):
             if name in self.regions:
@@ -246,7 +246,7 @@ class BackwardRanges:
         return "", False
 
     def _attach(self, roots: Iterable[Node]) -> list[RemovableHandle]:
-        """Hook the nodes at which the ranges change, in the order in which autograd will run them."""
+        """Install hooks at the nodes where the ranges change, in the order in which autograd will run them."""
         numbers, labels = self._thread.numbers, self._thread.labels
         handles: list[RemovableHandle] = []
         before: Label = ()
@@ -271,9 +271,9 @@ class BackwardRanges:
         open_here.switch(label, self._ranges)
 
     def _close(self) -> None:
-        """Close the ranges that a failed backward pass left open: autograd drops the callback."""
+        """Close the ranges that a failed backward pass left open, because autograd drops the callback."""
         self._switch(())
-        if torch.cuda.is_initialized():  # ranges can be closed only in autograd's thread that opened them
+        if torch.cuda.is_initialized():  # ranges can only be closed in autograd's thread, which opened them
             with suppress(RuntimeError):  # raised if the device is lost
                 _run_in_backward(lambda: self._switch(()), "cuda")
 
@@ -283,7 +283,7 @@ class BackwardRoots:
 
     def __init__(self, attach: Callable[[Iterable[Node]], list[RemovableHandle]], on_error: Callable[[], None]) -> None:
         self._attach, self._on_error = attach, on_error
-        self._runs = False  # a backward pass runs; a nested one, of a checkpoint, belongs to it
+        self._runs = False  # a backward pass is running; a nested one, such as a checkpoint's, belongs to it
 
     def install(self) -> compiler.Undo:
         """Begin to observe, and return a function that ends it."""
@@ -345,7 +345,7 @@ def nodes_below(roots: Iterable[Node]) -> list[tuple[int, Node]]:
 
 
 class _InBackward(torch.autograd.Function):
-    """Identity function with a backward that calls a function and passes no gradient on."""
+    """Identity function with a backward that calls a function and passes on no gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, run: Callable[[], None]) -> Tensor:
@@ -359,7 +359,7 @@ class _InBackward(torch.autograd.Function):
 
 
 def _run_in_backward(run: Callable[[], None], device: str) -> None:
-    """Run a function in the thread in which autograd runs the device's nodes; no kernel is launched."""
+    """Run a function in the thread in which autograd runs the device's nodes, without launching a kernel."""
     with torch.enable_grad():
         nothing = _InBackward.apply(torch.empty(0, device=device, requires_grad=True), run)
     torch.autograd.backward(nothing, torch.empty(0, device=device))

@@ -1,4 +1,4 @@
-"""Fake tensors that keep a batch's integer and boolean values, and results computed from these alone.
+"""Fake tensors that keep a batch's integer and boolean values, and values computed only from these.
 
 Code reads such values to choose how it runs: whether a mask hides anything, how many nodes the edges of a graph name.
 Activations have no values, so what depends on parameters cannot be read.
@@ -80,7 +80,7 @@ class ValuedFakeMode(FakeTensorMode):
 
 
 def _blank(fake: FakeTensor) -> Tensor:
-    """Return a tensor of the same size and dtype, for a function that reads only these."""
+    """Return a tensor of the same size and dtype, for a function that reads only size and dtype."""
     return torch.empty(fake.shape, dtype=fake.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Mode that runs operations with CUDA's tensors, to predict CUDA's memory with fake tensors on a CPU.
+"""Mode that gives operations the tensors that they have on CUDA, to predict CUDA's memory by fake tensors on a CPU.
 
 PyTorch without CUDA cannot run autograd on fake CUDA tensors, so the fake tensors are on the CPU. If an operation keeps
 other tensors there than on CUDA, this mode replaces it by operations that keep CUDA's.
@@ -37,7 +37,8 @@ class _LikeCuda(TorchFunctionMode):
             return _dropout(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             return _attention(*args, **kwargs)
-        if func is F.multi_head_attention_forward:  # written in Python: the functions that it calls are intercepted too
+        # written in Python: the functions that it calls are intercepted as well
+        if func is F.multi_head_attention_forward:
             with patch("torch.nn.functional.has_torch_function", lambda _: False), self:
                 return func(*args, **kwargs)
         if func in (F.ctc_loss, torch.ctc_loss):
@@ -141,7 +142,7 @@ def _unfused(
     if is_causal:
         seen = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
         mask = torch.where(seen, 0.0, torch.scalar_tensor(-torch.inf, dtype=query.dtype))
-    if enable_gqa and query.shape[-3] != key.shape[-3]:  # a single key head is broadcast by the products
+    if enable_gqa and query.shape[-3] != key.shape[-3]:  # the products broadcast a single key head
         key, value = (tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], -3) for tensor in (key, value))
     scores = query @ (key.transpose(-2, -1) * scale**0.5)
     if mask is not None:
@@ -258,7 +259,7 @@ def like_cuda() -> Iterator[None]:
         # torch's optimizers update all parameters at once on CUDA, and one by one on a CPU.
         stack.enter_context(patch("torch.optim.optimizer._get_foreach_kernels_supported_devices", lambda: devices))
         stack.enter_context(mode := _LikeCuda())
-        # torch calls the engine with the mode off, and checkpoints run forward again inside.
+        # torch calls the engine with the mode off, and checkpoints run forward again inside it
         run_engine = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
         stack.enter_context(patch("torch.autograd._engine_run_backward", inside(mode, run_engine)))
         yield

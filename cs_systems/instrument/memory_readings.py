@@ -46,7 +46,7 @@ class MemoryReadings:
         self.rows.append({"step": self.step, "phase": phase, **self.device.memory(), **peaks})
 
     def push(self, name: str) -> None:
-        if threading.get_ident() != self._thread:  # opened in autograd's thread, while it recomputes a checkpoint
+        if threading.get_ident() != self._thread:  # called in autograd's thread, which recomputes a checkpoint
             return
         self._open.append(name)
         if len(self._open) == 1:
@@ -79,8 +79,8 @@ class StateReadings(MemoryReadings):
 def state_bytes(model: torch.nn.Module | None, optimizers: Sequence[torch.optim.Optimizer]) -> StateBytes:
     """Return the bytes of parameters, gradients and optimizer state.
 
-    On one of several ranks, these are the bytes of its shards: an optimizer may step shards of parameters, with
-    gradients of their own.
+    On one of several ranks, these are the bytes of its shards: an optimizer may update shards of parameters, which have
+    their own gradients.
     """
     parameters = list(model.parameters()) if model is not None else []
     parameters += [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
@@ -99,7 +99,7 @@ def _storage_bytes(tensors: Sequence[Any]) -> int:
 
 
 def _optimizers_alive() -> list[torch.optim.Optimizer]:
-    """Return all optimizers of this process, because a strategy's optimizer may wrap one that no caller can reach."""
+    """Return all optimizers of this process, because a strategy's optimizer may wrap one that cannot be reached."""
     return [found for found in gc.get_objects() if issubclass(type(found), torch.optim.Optimizer)]
 
 

@@ -30,7 +30,7 @@ from cs_systems.instrument.saved_tensors import SavedTensor, saved_tensors
 from cs_systems.instrument.structure import as_table, named_modules, rows
 
 Phases = Iterable[tuple[str, Callable[[], Any]]]
-_TOTAL = "total"  # key of a phase, regardless of the open modules
+_TOTAL = "total"  # key of a whole phase, regardless of the open modules
 _PATH = "\0"  # prefix of a module's range, as opposed to a range of `annotate`
 
 
@@ -87,7 +87,10 @@ def measured_cost(
 
 
 def _kept(saved: Iterable[SavedTensor]) -> Counter[str]:
-    """Return path → bytes that forward keeps in the module for backward; shared memory once, parameters not at all."""
+    """Return a map from path to the bytes that forward keeps in the module for backward.
+
+    Shared memory counts once, parameters do not count.
+    """
     kept: Counter[str] = Counter()
     for row in saved:
         if row.parameter is None and not row.again:

@@ -79,7 +79,7 @@ def _dynamo() -> tuple[int, float]:
 
 
 def graph_breaks() -> Sequence[Any]:
-    """Return torch.compile's notes on each graph break of this process's program so far.
+    """Return torch.compile's records of the graph breaks in this process's program so far.
 
     Breaks in the code that observes the program are left out.
     """
@@ -106,16 +106,17 @@ def _reason(noted: Any) -> str:
 
 
 def _place(noted: Any) -> str | None:
-    """Return file, line and function of the innermost frame; None if torch noted none."""
+    """Return file, line and function of the innermost frame; None if torch recorded none."""
     if not noted.user_stack:
         return None
     frame = noted.user_stack[-1]
-    name = frame.name.removeprefix("torch_dynamo_resume_in_").partition("_at_")[0]  # after a break
+    # name of the function that continues after a break
+    name = frame.name.removeprefix("torch_dynamo_resume_in_").partition("_at_")[0]
     return plain(f"{Path(frame.filename).name}:{frame.lineno} in {name}")
 
 
 class _TritonCompilations:
-    """Counter of Triton's compilations in this process, by its listener; kernels from the disk cache count too."""
+    """Counter of Triton's compilations in this process, by Triton's listener; kernels from the disk cache count too."""
 
     _instance: _TritonCompilations | None = None
 

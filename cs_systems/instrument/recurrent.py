@@ -41,9 +41,9 @@ class _Layout:
     def reserve_bytes(self, tokens: int, item: int) -> int:
         """Return the bytes that forward keeps for backward, for `tokens` time steps of all sequences.
 
-        They are the gates and the inner state of each cell, and the outputs of all layers but the last, with a bit
-        for each that dropout may set to zero. Source: the sizes printed in
-        https://github.com/pytorch/pytorch/issues/2895, for an LSTM and a GRU; the table holds them to 0.1%.
+        These are the gates and the inner state of each cell, and the outputs of all layers but the last, with one bit
+        per output that dropout may zero. Source: the sizes printed in https://github.com/pytorch/pytorch/issues/2895,
+        for an LSTM and a GRU; the table holds them to 0.1%.
         """
         if not self.is_training:
             return 0
@@ -55,9 +55,9 @@ class _Layout:
     def workspace_bytes(self, tokens: int, batch: int, item: int, weights: int) -> int:
         """Return the bytes that cuDNN takes while forward runs, and again while backward runs.
 
-        They are a copy of the weights, 8 MiB for each layer and direction, five times each state, and for each token
-        the larger of two sums: one has the gates, the other one does not depend on them. All is a fit to 93 layers
-        (one H200, cuDNN 9.19): within 5% or 5 MiB for 90, and 17 to 56% too low for the other three.
+        These are a copy of the weights, 8 MiB for each layer and direction, five times each state, and for each token
+        the larger of two sums: one includes the gates, the other does not. The formula is a fit to 93 layers (one H200,
+        cuDNN 9.19): within 5% or 5 MiB for 90, and 17 to 56% too low for the other three.
         """
         wide = max(self.inputs, self.directions * self.hidden)
         outputs = self.directions * self.hidden
@@ -124,7 +124,7 @@ class _Recurrent(torch.autograd.Function):
 
 
 def _count_products(tokens: int, weights: Sequence[Tensor]) -> None:
-    """Multiply tensors without data, so that a dispatch mode counts the FLOPs of every weight with every token."""
+    """Multiply tensors without data, so that a dispatch mode counts the FLOPs of every weight and token."""
     for weight in weights:
         if weight.dim() == 2:
             torch.mm(

@@ -40,7 +40,7 @@ class SavedTensor:
     dtype: str
     bytes: int  # bytes of the whole storage behind the tensor
     parameter: str | None  # name of the parameter; None for other tensors
-    again: bool  # whether the same storage was saved before, so that it takes no more memory
+    again: bool  # whether the same storage was saved before, so that it needs no more memory
     block: Block | None = None  # the repeated block that the module is in
 
 
@@ -92,7 +92,7 @@ class SavedTensors:
         return []
 
     def _name_compiled_blocks(self) -> None:
-        """Name the blocks of a compiled model, if as many compiled functions kept tensors as there are blocks."""
+        """Name the blocks of a compiled model, if there are as many compiled functions with kept tensors as blocks."""
         compiled = [(n, row) for n, row in zip(self._numbers, self.rows, strict=True) if row.operation == COMPILED]
         numbers = sorted({number for number, _ in compiled})
         found = [*dict.fromkeys(self._blocks.values())]
@@ -124,8 +124,8 @@ class SavedTensors:
 def saved_tensors(model: nn.Module | None = None, *, compiled: bool = False) -> Iterator[SavedTensors]:
     """List the tensors that forward keeps inside the block, until a backward begins.
 
-    model: the source of the names of modules and parameters.
-    compiled: the model is compiled, so that no hook may go on its modules; one compiled function is one node.
+    model: the source of the names of modules and parameters. compiled: the model is compiled, so that its modules must
+    not get hooks; one compiled function is one node.
     """
     found = SavedTensors(model, compiled=compiled)
     with ExitStack() as stack:
@@ -137,7 +137,7 @@ def saved_tensors(model: nn.Module | None = None, *, compiled: bool = False) -> 
 
 
 def summed(rows: Iterable[SavedTensor]) -> list[ResidualRow]:
-    """Return the rows with the same tensor of all blocks summed in one row, the largest first."""
+    """Return the rows with equal tensors of all blocks summed in one row, the largest first."""
     groups: Counter[tuple[Any, ...]] = Counter()
     for row in rows:
         block = row.block
@@ -190,7 +190,7 @@ def by_block(rows: Iterable[SavedTensor]) -> list[KeptByBlock]:
 
 
 def _saved_by_a_checkpoint() -> bool:
-    """Return whether a checkpoint saves this tensor, which is then its input.
+    """Return whether a checkpoint saves this tensor, which is then the checkpoint's input.
 
     A checkpoint saves only its input, from torch's own code. A reentrant one is an ordinary autograd function: it saves
     its input after everything has run, under its own name.

@@ -8,21 +8,21 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-# A score is masked if it is so far below the row's largest: −10⁴ divided by √d_head is, for a d_head up to 256.
+# A score is masked if it is this far below the row's largest: −10⁴ divided by √d_head is, up to a d_head of 256.
 HIDDEN_BELOW = 600.0
 LOWEST = -1e8  # scores up to this are masked
-MOST_ELEMENTS = 1 << 26  # elements in one pass over scores, to bound its memory
+MOST_ELEMENTS = 1 << 26  # elements per pass over the scores, to bound the memory
 
 
 class Shown(NamedTuple):
-    """Counted share of the scores, `twice` out of `cells`; `known` is False if the values are not available."""
+    """Visible share of the scores, `twice` out of `cells`; `known` is False if the values are not available."""
 
     twice: int
     cells: int
     known: bool = True
 
     def of(self, count: int) -> int:
-        """Return the share of a count that is proportional to the scores."""
+        """Return the visible share of a count that is proportional to the scores."""
         return count * self.twice // self.cells
 
     @property
@@ -39,7 +39,7 @@ def shown_in(scores: Tensor, dim: int = -1) -> Shown:
 
     Each row counts its shown elements. An edge that moves by one key from row to row is a diagonal, which cuts its
     elements in half. So a causal S × S matrix has S²/2, packed or windowed sequences have the sum over their parts, and
-    a padded sequence has what its padding leaves.
+    a padded sequence has the scores outside of its padding.
 
     Args:
         scores: Masked scores, or a mask to add to them, or a boolean mask with True where a score is shown: (...,
@@ -76,7 +76,7 @@ def _is_shown(scores: Tensor) -> Tensor:
     lowest = max(LOWEST, torch.finfo(scores.dtype).min / 2)
     top = scores.amax(-1, keepdim=True).clamp(min=lowest)
     is_low = scores < top - HIDDEN_BELOW
-    # A mask leaves a gap in the values; a bias that grows with the distance lets the scores fall step by step.
+    # a mask leaves a gap in the values; with a bias that grows with the distance, the scores decrease gradually
     has_gap = ~((scores < top - HIDDEN_BELOW / 2) & ~is_low).any(-1, keepdim=True)
     return (scores > lowest) & ~(is_low & has_gap)
 
@@ -91,7 +91,7 @@ def _edges(shown: Tensor) -> Tensor:
     both = seen[:, 1:] & seen[:, :-1]
     moves_on = both & (last[:, 1:] == last[:, :-1] + 1)
     leaves = both & (first[:, 1:] == first[:, :-1] + 1)
-    # The first row that sees a key is on the edge if the next row is on it.
+    # the first row that sees a key is on the edge if the next row is on it too
     is_first = ~torch.nn.functional.pad(seen, (1, 0))[:, :-2]
     begins, leaves_first = moves_on & is_first, leaves & is_first & (first[:, :-1] > 0)
     return leaves.sum() + leaves_first.sum() - moves_on.sum() - begins.sum()

@@ -28,7 +28,7 @@ from cs_systems.instrument.flop_counter import executed_flops
 BUILT = "built"
 PARAMETERS, BUFFERS, GRADIENTS, OPTIMIZER_STATE = "parameters", "buffers", "gradients", "optimizer_state"
 BATCH, ACTIVATIONS, WORKSPACE = "batch", "activations", "workspace"
-# Category of what a phase allocates, until its tensors are known to be parameters, gradients or optimizer state.
+# category of a phase's allocations, until their tensors turn out to be parameters, gradients or optimizer state
 _MADE_IN = {BUILT: BATCH, Phase.INPUT: BATCH, Phase.FORWARD: ACTIVATIONS, Phase.LOSS: ACTIVATIONS}
 _MATMULS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "linear")
 
@@ -36,11 +36,11 @@ _MATMULS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "linea
 def _run(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     name = func.overloadpacket.__name__
     if name == "_grouped_mm" and isinstance(args[0], FakeTensor):
-        # Its fake form accepts only bf16; its kernels accept other dtypes too.
+        # the fake form accepts only bf16, unlike the kernels
         low = [a.bfloat16() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args]
         return func(*low, **kwargs).to(args[0].dtype)
     if name in _ATTENTION and not any(isinstance(a, FakeTensor) or (isinstance(a, Tensor) and a.is_cuda) for a in args):
-        # A CPU has no such kernel: tensors of the same sizes, with zeros, stand for its results.
+        # a CPU has no such kernel: zeros of the same sizes replace its results
         sizes = func(*tree_map_only(Tensor, lambda tensor: tensor.to("meta"), args), **kwargs)
         return tree_map_only(Tensor, lambda tensor: torch.zeros_like(tensor, device="cpu"), sizes)
     return func(*args, **kwargs)
@@ -65,7 +65,7 @@ def _flash_backward(gradients: Any, output_gradient: Tensor, query: Tensor, key:
 
 
 def _cudnn_backward(gradients: Any, output_gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> int:
-    """Return the bytes of cuDNN's backward, which pads neither; from the peaks in profiles/attention_h100."""
+    """Return the bytes of cuDNN's backward, which needs neither padding; from the peaks in profiles/attention_h100."""
     return query.numel() * 4 + _padded_rows(query, 1) * 4 + _repeated_gradients(query, key, value)
 
 

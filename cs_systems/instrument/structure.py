@@ -1,12 +1,12 @@
 """Structure of any model, read from its module tree: its blocks, and the part that each module computes.
 
 A block is one of the repeated children of a ModuleList or Sequential: of one class, or with the same child names. Its
-identity is the list's path and its index, so that encoder and decoder, towers and stages stay apart. A child that only
-holds further lists of blocks is a stage, and its lists count instead. Numbered siblings (`down1`, `down2`) of one class
-count as a list too.
+identity is the list's path and its index, so that encoder and decoder, towers and stages are distinguished. A child
+that only holds further lists of blocks is a stage, and its lists count instead. Numbered siblings (`down1`, `down2`) of
+one class count as a list too.
 
-A module's part is decided by RULES, a table that a user can extend with `RULES.insert(0, Rule(…))`. The
-outermost computation inside a block wins: a norm, or an output layer, inside attention belongs to attention.
+A module's part is decided by RULES, a table that a user can extend with `RULES.insert(0, Rule(…))`. The outermost
+computation inside a block wins: a norm, or an output layer, inside attention belongs to attention.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}  
 HEAD = "head"
 FFN = "ffn"
 ATTENTION = "attention"
-# Everything inside a module with one of these parts belongs to the part.
+# everything inside a module with one of these parts belongs to the part
 WHOLE = (ATTENTION, "mixer", "recurrent", FFN, "embedding", HEAD)
 _QKV = "w?[qkv]|to_[qkv]|query|key|value|[qkv]_(proj|lin|[ab]_proj)|kv_(proj|[ab]_proj\\w*)|c_attn|w?qkv(_proj)?"
 _ANY_QKV = f"(?i:{_QKV}|in_proj(_qkv)?|query_key_value)"
@@ -34,7 +34,9 @@ _ANY_QKV = f"(?i:{_QKV}|in_proj(_qkv)?|query_key_value)"
 
 @dataclass(frozen=True)
 class Rule:
-    """Conditions under which a module has a part; all given ones must hold. Each pattern must match the whole text.
+    """Conditions under which a module has a part; all given conditions must hold.
+
+    Each pattern must match the whole text.
 
     Attributes:
         part: The name of the part: one of range_names.PARTS, or any other.
@@ -109,7 +111,7 @@ _LEAST_OF_STAGE = 0.5  # least share of a stage's parameters in its lists of blo
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Return whether the module is a weight matrix: `nn.Linear`, Conv1D of GPT-2, a quantized layer of such a name."""
+    """Return whether the module is a weight matrix: `nn.Linear`, GPT-2's Conv1D, or a quantized layer."""
     weight = getattr(module, "weight", None)
     named = "Linear" in type(module).__name__ or type(module).__name__ == "Conv1D"
     return isinstance(module, nn.Linear) or (named and weight is not None and weight.ndim == 2)
@@ -191,7 +193,7 @@ def rows(model: nn.Module) -> list[ModuleRow]:
     names = range_names(named, type(model).__name__)
     parts = _parts(named, by_path)
     holders = {above for path in by_path for above in _ancestors(path)}
-    # Our own model has names for layers outside of blocks; in other models a layer is a module's path.
+    # the built-in model has names for layers outside of blocks; in other models a layer is a module's path
     own = is_own(named)
     found = []
     for path, module in named.items():
@@ -278,7 +280,7 @@ def _of_lists(path: str, module: nn.Module) -> Iterator[Block]:
 def _repeated(modules: Sequence[nn.Module]) -> bool:
     """Return whether the children of a list are repetitions.
 
-    They have one class, or the same child names, or (with blocks of two kinds in turns) few classes for their number.
+    They have one class, or the same child names, or (if two kinds of blocks alternate) few classes for their number.
     """
     if len(modules) < 2:
         return False
@@ -294,7 +296,7 @@ def _in_turns(classes: set[type], names: set[frozenset[str]], modules: Sequence[
 
 
 def _is_stage(module: nn.Module) -> bool:
-    """Return whether a repeated module only holds lists of blocks, with most parameters and all attention."""
+    """Return whether a repeated module only holds lists of blocks, with most of its parameters and all attention."""
     lists = [
         below
         for _, below in module.named_modules()
@@ -329,7 +331,7 @@ def _single(named: Mapping[str, nn.Module], found: dict[str, Block]) -> dict[str
 
 
 def _numbered(named: Mapping[str, nn.Module], found: dict[str, Block]) -> dict[str, Block]:
-    """Return siblings of one class with names that differ in a final number, neither inside a block nor around one.
+    """Return siblings of one class whose names differ in a final number, neither inside a block nor containing one.
 
     Their children have parameters, unlike the children of a norm that holds its activation.
     """
