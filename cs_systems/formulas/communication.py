@@ -33,7 +33,7 @@ class RankRow(PeaksRow):
 class SentRow(TypedDict):
     """Communication of a step by one rank, in `sent`.
 
-    The first two are counted where our own strategies start the collectives, and None where torch starts some.
+    The first two are counted if this package's strategies start all collectives, and None if torch starts some.
     """
 
     collectives: int | None
@@ -42,7 +42,7 @@ class SentRow(TypedDict):
 
 
 class SetupRow(TypedDict):
-    """Set-up of a process group, in `setup`: times of the slowest rank. All but the last are of its process."""
+    """Set-up of a process group, in `setup`: times of the slowest rank. All but the last belong to its process."""
 
     start_s: float | None
     init_process_group_s: Annotated[float | None, Column("init")]
@@ -158,7 +158,7 @@ def averaging_bytes(payload: Payload, ranks: int) -> float:
 
 
 def owners_bytes(payload: Payload, ranks: int) -> float:
-    """Return Ψ (N−1)/N, sent in addition to the averaging: each owner broadcasts the parameters it updated."""
+    """Return Ψ (N−1)/N, sent in addition to the averaging: each owner broadcasts the parameters that it updated."""
     return shard_bytes(payload.parameter_bytes, ranks)
 
 

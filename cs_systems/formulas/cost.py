@@ -5,7 +5,7 @@ limited by bytes, not by FLOPs.
 
 - model (credited) FLOPs: required by the mathematics, over the scores that the mask shows. Causal attention is credited
   with half of the score matrix, S²/2 and not S(S+1)/2: see `twice_credited_scores`. Backward has twice the products of
-  forward; what it computes again, as scores inside a flash attention, is left out.
+  forward; recomputation, such as scores inside a flash attention, is not counted.
 - hardware (executed) FLOPs: computed by the algorithm, including whole tiles, padded lengths and head sizes, and scores
   recomputed in backward. An implementation that masks a full score matrix executes twice its credited FLOPs.
 
@@ -46,7 +46,8 @@ class CostRow(TypedDict):
 class AttentionAlgorithm:
     """Computation and memory use of an attention implementation, as declared by its backend.
 
-    block_q, block_k: tile of the score matrix; None: the whole matrix is computed, masked elements included. Tiles in
+    block_q, block_k: tile of the score matrix; None means that the whole matrix is computed, including masked elements.
+        Tiles in
         which no query sees a key are skipped.
     d_head: the head size that the kernel computes with, if it pads; None: the call's head size.
     backward_matmuls: score-sized matrix products in backward: 4, or 5 where the scores are recomputed.
@@ -134,8 +135,8 @@ ATTENTION_PHASES = {
 class PhaseCost:
     """Cost of one phase, counted as the module's docstring defines; None is unknown.
 
-    `score_flops` and `score_bytes` are the shares of hardware_flops and bytes in the products over the score matrix,
-    those of a fused attention where there is one. The rest belongs to the other matrix products.
+    `score_flops` and `score_bytes` are the shares of hardware_flops and bytes in the products over the score matrix, or
+    in a fused attention, if there is one. The rest belongs to the other matrix products.
     """
 
     model_flops: int | None
@@ -297,7 +298,7 @@ def recomputed_flops(
             return segment.blocks * attention
         if segment.keeps == "attention":
             return segment.blocks * linear - w2
-        if not segment.inner:  # it stops before the last block's w2: backward needs only its input
+        if not segment.inner:  # it stops before the last block's w2, because backward needs only w2's input
             return segment.blocks * (linear + attention) - w2
         # Recomputation stops at the input of the last inner checkpoint.
         before = segment.blocks - segment.inner[-1].blocks

@@ -1,4 +1,4 @@
-"""Table of the energy of the timed steps, as a device's counter of joules gives it, and the rates from it."""
+"""Table of the energy of the timed steps, from a device's counter of joules, and rates computed from it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from cs_systems.core.tables import Table
 
 
 class EnergyRow(TypedDict):
-    """Energy of all timed steps together, with what lies between them, such as the preparation of a batch."""
+    """Energy of all timed steps together, including the time between them, such as the preparation of a batch."""
 
     source: str  # "nvml": the whole GPU board; "rapl": the packages of all CPUs
     steps: int
-    window_s: float  # from the begin of the first timed step to the end of the last
+    window_s: float  # seconds from the start of the first timed step to the end of the last
     energy_j: float | None  # None if the window is too short for the counter
-    idle_w: float | None  # before the first step, with no work on the device; None if it had work, or is unknown
+    idle_w: float | None  # power before the first step, with no work on the device; None if it had work, or is unknown
 
 
 ENERGY = Table("energy", EnergyRow, "energy of the timed steps")
@@ -39,9 +39,10 @@ def idle_step_j(row: EnergyRow) -> float | None:
 
 
 def of_steps(rows: Iterable[EnergyRow], durations_s: Sequence[float]) -> list[EnergyRow]:
-    """Return the rows for steps that follow each other without a gap, of a window that the host's clock bounds.
+    """Return the rows for consecutive steps without a gap, in a window measured by the host's clock.
 
-    The device may be behind the host at both ends: the power of the window counts for the steps' own durations.
+    The device may be behind the host at both ends, so the mean power of the window is multiplied by the steps'
+    durations.
     """
     steps_s = sum(durations_s)
     return [
@@ -50,7 +51,7 @@ def of_steps(rows: Iterable[EnergyRow], durations_s: Sequence[float]) -> list[En
 
 
 def joined(rows: Iterable[EnergyRow], *, at_once: bool) -> list[EnergyRow]:
-    """Return the row of several windows: one after the other, or of the devices of several ranks at the same time."""
+    """Return one row for several windows: consecutive ones, or simultaneous ones of the devices of several ranks."""
     rows = list(rows)
     if not rows:
         return []

@@ -38,7 +38,7 @@ class Fit:
 
     @property
     def half_bandwidth_bytes(self) -> float | None:
-        """Message size α β, at which latency is half of the time and half of the bandwidth is reached."""
+        """Message size α β, at which latency takes half of the time and half of the bandwidth is reached."""
         return self.latency_s * self.bandwidth_bytes_per_s if self.bandwidth_bytes_per_s else None
 
 

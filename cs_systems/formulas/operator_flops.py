@@ -60,8 +60,8 @@ class _Attention(NamedTuple):
 
     causal: int
     mask: int | None = None
-    window: int | None = None  # visible keys before the diagonal; the next input has those after it
-    starts: int | None = None  # starts of packed sequences
+    window: int | None = None  # number of visible keys before the diagonal; the next input has the number after it
+    starts: int | None = None  # start positions of packed sequences
     query: int = 0  # index of the query; key and value follow
     backward: bool = False
     by_position: bool = False  # (batch, length, heads, d_head) instead of (batch, heads, length, d_head)
@@ -190,7 +190,7 @@ def _convolution_backward(shapes: Sequence[Shape], arguments: Sequence[str]) -> 
 _PRODUCT, _BATCHED = "2·m·k·n", "2·b·m·k·n"
 _CONVOLUTION = "2·batch·channels out·positions out·channels in/groups·kernel"
 _TRANSPOSED = "2·batch·channels in·positions in·channels out/groups·kernel"
-# Suffix of the formula of an attention that counts all scores because its mask is unknown.
+# suffix of the formula if all scores are counted because the mask is unknown
 MAY_HIDE = ", a mask may hide some"
 _FORWARD, _BACKWARD = "2·b·h·q·k·(d + d_v)", "4·b·h·q·k·(d + d_v)"
 

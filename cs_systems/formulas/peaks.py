@@ -108,12 +108,12 @@ def peak_flops(device_name: str, precision: Precision | str) -> Peak | None:
 
 
 def has_tensor_cores(device_name: str) -> bool:
-    """Return whether a device is known to have tensor cores: by its data sheet, or as every RTX card has them."""
+    """Return whether a device is known to have tensor cores: by its data sheet, or because it is an RTX card."""
     return peak_flops(device_name, Precision.FP16) is not None or "RTX" in device_name.split()
 
 
 def lacks_bf16(device_name: str) -> bool:
-    """Return whether the tensor cores of a device are known to compute in fp16 only: those of Volta and Turing."""
+    """Return whether a device's tensor cores are known to lack bf16, as those of Volta and Turing."""
     if peak_flops(device_name, Precision.FP16) is not None:
         return peak_flops(device_name, Precision.BF16) is None
     return _TURING.search(device_name) is not None
@@ -128,7 +128,7 @@ def peak_bandwidth(device_name: str) -> Peak | None:
 def peak_link(device_name: str) -> Peak | None:
     """Return the bytes/s that a GPU can send to the other GPUs of its board: its NVLinks in one direction.
 
-    None where that is unknown.
+    None if unknown.
     """
     sheet = _find(device_name)
     if sheet is None or sheet.nvlink is None:

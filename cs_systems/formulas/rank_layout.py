@@ -28,9 +28,9 @@ def overlaps(name: str) -> bool:
 
 
 def averages_after_backward(name: str) -> bool:
-    """Return whether all of a strategy's averaging that backward does not hide comes after it, without torch.
+    """Return whether all averaging that backward does not hide comes after backward, without torch.
 
-    Not so where parameters or features are sent too, or where torch's own wrapper waits inside backward.
+    False if parameters or features are sent too, or if torch's own wrapper waits inside backward.
     """
     is_torchs = any(not entry.get("counted", True) for entry in _declared(name))
     return not is_torchs and "batch" in splits_of(name) and not {"parameters", "features"} & splits_of(name)
@@ -62,7 +62,7 @@ def _declared_by(part: str) -> dict[str, Any]:
     except ConfigError:
         if not is_foreign(part):
             raise
-        return {}  # a record outlives the file of the user's that it names
+        return {}  # a record may outlive the user's file that it names
 
 
 def check_layout(world_size: int, tp_degree: int | None, splits: Collection[str]) -> int:

@@ -45,7 +45,7 @@ class AccumulationRow(TypedDict):
     """Sum of one number added `count` times, in `accumulation`."""
 
     variant: str
-    accumulator: str  # its dtype
+    accumulator: str  # dtype of the accumulator
     addend: str
     count: int
     exact: float
@@ -64,7 +64,7 @@ class SummationRow(TypedDict):
 
 
 class NormalizationError(TypedDict):
-    """Error of an operation of which some steps are in low precision."""
+    """Error of an operation with some steps in low precision."""
 
     error: float | None  # median relative error of the finite rows; None if there are none
     finite: float  # share of rows without inf or NaN
@@ -80,7 +80,7 @@ class NormalizationRow(NormalizationError):
 
 
 class NormalizationLimits(TypedDict):
-    """Sizes of the input from which on, and up to which, a low step gives a wrong result; None if none does."""
+    """Input sizes from which on, and up to which, one low step gives a wrong result; None if it never does."""
 
     breaks_from: float | None
     breaks_up_to: float | None
@@ -127,7 +127,7 @@ class Format:
 FP32 = Format("fp32", 24, -126, (2 - 2.0**-23) * 2.0**127)
 BF16 = Format("bf16", 8, -126, (2 - 2.0**-7) * 2.0**127)
 FP16 = Format("fp16", 11, -14, 65504.0)
-# A binade with less than this share of the largest error is left out of the explanation.
+# binades with less than this share of the largest error are not explained
 TELLING = 0.5
 FORMATS = {Precision.FP32: FP32, Precision.BF16: BF16, Precision.FP16: FP16}
 
@@ -167,7 +167,7 @@ def binades(value: float, addend: Format, accumulator: Format, count: int) -> tu
     for done in range(count):
         low = 2.0 ** (math.frexp(total or stored)[1] - 1)
         after = accumulator.rounded(total + stored)
-        times = count - done if after == total else 1  # a sum that an addition leaves unchanged never changes again
+        times = count - done if after == total else 1  # a sum that one addition leaves unchanged never changes again
         additions[low] += times
         errors[low] += (after - total - stored) * times
         if after == total:

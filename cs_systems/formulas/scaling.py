@@ -2,8 +2,8 @@
 
 A rank computes each block's forward and backward at the rate of one GPU, and sends the bytes of `communication`, block
 by block. A collective over r ranks takes α log₂ r + sent/β (Hockney 1994, with the latency of a tree). β is the busbw:
-inside a node, of the link; across nodes, the share of a node's network for each of the groups that use it at the same
-time. Overlap is perfect: streams do not slow each other down.
+inside a node, of the link; across nodes, a node's network divided by the number of groups that use it at the same time.
+Overlap is perfect: streams do not slow each other down.
 
 - data parallel: each block's gradients are averaged during the rest of backward.
 - fully sharded: a block is gathered while the previous one computes (one ahead, as in `fsdp`), and again in backward,
@@ -32,7 +32,7 @@ from cs_systems.formulas.cost import block_parameter_count, credited_attention_f
 TOKENS = 2**20  # of the whole batch
 LAYER = "xl-2026"  # size of the one feed-forward layer
 LOW_BYTES = 2  # of an element in bf16
-# Machine → FLOP/s of a bf16 product, dense, and bytes/s that a GPU sends by NVLink: of their data sheets.
+# machine → dense bf16 FLOP/s, and bytes/s that a GPU sends by NVLink, from data sheets
 MACHINES = {"H100": (989.5e12, 450e9), "B200": (2250e12, 900e9)}
 COMPUTE, DATA, TENSOR = "compute", "data", "tensor"  # names of streams; each of the two communicators has its own
 
@@ -48,10 +48,9 @@ class Sharing(StrEnum):
 class Cluster:
     """Nodes of GPUs.
 
-    flops_per_s: model FLOPs over the time of forward and backward on one GPU.
-    link_bytes_per_s: busbw between the GPUs of a node.
-    network_bytes_per_s: from a node to all others, in one direction, all its GPUs together.
-    latency_s: latency of a collective between two ranks.
+    flops_per_s: model FLOPs over the time of forward and backward on one GPU. link_bytes_per_s: busbw between the GPUs
+    of a node. network_bytes_per_s: from a node to all others, in one direction, for all its GPUs together. latency_s:
+    latency of a collective between two ranks.
     """
 
     flops_per_s: float
@@ -120,11 +119,11 @@ class Timeline:
 class Step:
     """Seconds of each component of one rank's step; 0 where the layout has no such component.
 
-    block_s, head_s: computation of one block and of the head in forward; backward takes twice that.
-    tensor_s: the all-reduces of one block in forward; backward takes the same.
-    gather_s, reduce_s: all-gather of the parameters, and reduction of the gradients, of one block.
-    gather_rest_s, reduce_rest_s: the same for parameters outside the blocks, once per step.
-    reduce_head_s: the head's share of that reduction, which starts as soon as the head's gradient is ready.
+    block_s, head_s: computation of one block and of the head in forward; backward takes twice that. tensor_s: the
+    all-reduces of one block in forward; backward takes the same. gather_s, reduce_s: all-gather of the parameters, and
+    reduction of the gradients, of one block. gather_rest_s, reduce_rest_s: the same for parameters outside the blocks,
+    once per step. reduce_head_s: the head's share of that reduction, which starts as soon as the head's gradient is
+    ready.
     """
 
     blocks: int
@@ -175,7 +174,7 @@ class Step:
         """
 
         def gather(number: int, after: str) -> str:
-            # A task of 0 s would still wait for earlier tasks on the stream.
+            # even a task of 0 s would wait for earlier tasks on the stream
             return line.add(DATA, f"gather {number} for {phase}", self.gather_s, after) if self.gather_s else after
 
         gathered, end = gather(order[0], gather_after), compute_after
@@ -285,7 +284,7 @@ def binding_tensor_ranks(
 
 
 class LayerLimit(NamedTuple):
-    """Most ranks of one feed-forward layer before sending takes longer than computing."""
+    """Largest number of ranks for one feed-forward layer before sending takes longer than computing."""
 
     strategy: str
     phase: str
@@ -301,7 +300,7 @@ def feed_forward_limits(
     Each of the three products has 2 B D F FLOPs in forward and 4 B D F in backward, so that a rank computes 6 B D F/N
     and 12 B D F/N of them. It sends at W bytes/s:
 
-    - averaged gradients: 6 e D F (N−1)/N bytes in backward; sharded: half of them in forward, all of them in backward;
+    - averaged gradients: 6 e D F (N−1)/N bytes in backward; sharded: half of these in forward, all in backward;
     - tensor parallel: one all-reduce of the activations in each phase, 2 e B D (N−1)/N bytes;
     - both, with the gathers beside the all-reduces: each dimension at its own limit; one after the other: their sum
       equals computing, which is best where each takes half.
@@ -330,7 +329,7 @@ def feed_forward_limits(
 
 
 class LayerLimitRow(TypedDict):
-    """Limit of one strategy on one machine; `formula` is that of the most ranks."""
+    """Limit of one strategy on one machine; `formula` gives the largest number of ranks."""
 
     machine: str
     strategy: str
@@ -349,7 +348,7 @@ class LayerLimitRow(TypedDict):
 def layer_limits(strategies: Collection[str] = ()) -> list[LayerLimitRow]:
     """Return the limits of one feed-forward layer, everything sent in bf16, at the rates of data sheets.
 
-    strategies: those to show; all by default.
+    strategies: the strategies to show; all by default.
     """
     return [
         {

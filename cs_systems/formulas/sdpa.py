@@ -17,9 +17,9 @@ _MOST_HEAD_DIM = 256
 
 @dataclass(frozen=True)
 class Gpu:
-    """Properties of GPU and libraries that decide the choice; by default of an H100 with PyTorch 2.11's wheel.
+    """Properties of GPU and libraries that determine the choice; by default an H100 with PyTorch 2.11's wheel.
 
-    enabled: kernels that the program has not switched off.
+    enabled: kernels that the program has not disabled.
     """
 
     capability: tuple[int, int] = (9, 0)
@@ -30,7 +30,7 @@ class Gpu:
 
     @property
     def prefers_cudnn(self) -> bool:
-        """Return whether PyTorch tries cuDNN first: from 9.15.1 on, on Hopper and Blackwell; elsewhere not at all."""
+        """Return whether PyTorch tries cuDNN first: on Hopper and Blackwell, from cuDNN 9.15.1 on."""
         return self.cudnn > 91500 and self.capability[0] in (9, 10)
 
 
@@ -38,9 +38,9 @@ class Gpu:
 class SdpaCall:
     """Call with the properties that decide its kernel; shapes are (batch, heads, length, head size).
 
-    dtypes: those of query, key and value, by torch's names.
-    trains: one of the three requires a gradient. mask_trains: the mask does.
-    rows_are_dense: the last dimension of query, key and value has stride 1. mask_rows_are_dense: the mask's too.
+    dtypes: dtypes of query, key and value, by torch's names. trains: one of the three requires a gradient. mask_trains:
+    the mask does. rows_are_dense: the last dimension of query, key and value has stride 1. mask_rows_are_dense: the
+    mask's too.
     """
 
     dtypes: tuple[str, str, str]
@@ -58,7 +58,7 @@ class SdpaCall:
 
 
 def chosen(call: SdpaCall, gpu: Gpu) -> str | None:
-    """Return the kernel that runs the call; None if every suitable kernel is switched off."""
+    """Return the kernel that runs the call; None if every suitable kernel is disabled."""
     order = (CUDNN, FLASH, EFFICIENT, MATH) if gpu.prefers_cudnn else (FLASH, EFFICIENT, MATH)
     return next((kernel for kernel in order if refusal(kernel, call, gpu) is None), None)
 
@@ -84,7 +84,10 @@ def _of_every_fused_kernel(call: SdpaCall) -> Iterator[str]:
 
 
 def _of_heads(call: SdpaCall, *, groups: bool, key_and_value_differ: bool = False) -> Iterator[str]:
-    """Yield the problems with the numbers of heads. groups: query heads may share a key head."""
+    """Yield the problems with the numbers of heads.
+
+    groups: query heads may share a key head.
+    """
     query, key, value = (shape[1] for shape in (call.query, call.key, call.value))
     if not (call.enable_gqa and groups):
         if not query == key == value:
@@ -126,7 +129,7 @@ def _of_cudnn(call: SdpaCall, gpu: Gpu) -> Iterator[str]:
 
 
 def _is_broadcast(call: SdpaCall) -> bool:
-    """Return whether the mask has 2 or 4 dimensions, each of size 1 or equal to the scores'."""
+    """Return whether the mask has 2 or 4 dimensions, each of size 1 or equal to that of the scores."""
     assert call.mask is not None
     scores = (*call.query[:3], call.key[2])[-len(call.mask) :]
     return len(call.mask) in (2, 4) and all(size in (1, all_) for size, all_ in zip(call.mask, scores, strict=True))

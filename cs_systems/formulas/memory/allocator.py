@@ -44,7 +44,7 @@ class CachingAllocator:
     """Caching allocator with unlimited memory, for a known sequence of allocations and frees.
 
     It takes the smallest free block that is large enough, splits off the rest, and merges free neighbours. Small and
-    large blocks come from different segments. Source: c10/cuda/CUDACachingAllocator.cpp, with its default settings.
+    large blocks are in different segments. Source: c10/cuda/CUDACachingAllocator.cpp, with its default settings.
 
     Attributes:
         allocated: Bytes of the blocks in use, as `torch.cuda.memory_allocated` counts them.

@@ -19,7 +19,7 @@ from cs_systems.record import RunRecord
 CONTEXT_BYTES = 751 * MIB
 TILED = AttentionAlgorithm(block_q=128, block_k=128, backward_matmuls=5)
 HALF = (Precision.BF16, Precision.FP16, Precision.BF16_PURE, Precision.FP8)
-_STRAIGHT = 8  # most values to try if memory is a straight line
+_STRAIGHT = 8  # most values to try, if memory grows linearly
 MOST = 1 << 20  # upper limit of the search, for sequences of a batch and tokens of a context
 
 
@@ -27,7 +27,7 @@ def algorithm_of(config: RunConfig) -> AttentionAlgorithm:
     """Return the attention algorithm of the config's backend; valid for memory only, because its tiles are not real.
 
     Raises:
-        ConfigError: code outside the package takes part, so that its memory is not declared.
+        ConfigError: code outside the package is used, which does not declare its memory.
     """
     if own := next(iter(config.own_code.items()), None):
         field, (code, *_) = own
@@ -146,7 +146,7 @@ def _one_after_the_other(config: RunConfig, device_bytes: int) -> tuple[Change, 
 def largest(needed: Callable[[int], int], device_bytes: int, start: int = 1) -> int:
     """Return the largest n that needs at most `device_bytes`, 0 if none does; memory must grow with n.
 
-    start: the first n that is tried. Memory is nearly a straight line in n, so few values of n are.
+    start: the first n to try. Memory is nearly linear in n, so few values of n are tried.
     """
     known: dict[int, int] = {}
 
@@ -169,7 +169,7 @@ def _next(known: dict[int, int], low: int, high: int, device_bytes: int) -> int:
     slope = (known[last] - known[first]) / (last - first)
     aim = first + int((device_bytes - known[first]) // slope) if slope > 0 else (low + high) // 2
     if len(known) > _STRAIGHT and len(known) % 2:
-        aim = (low + high) // 2  # not a straight line here: halve the interval
+        aim = (low + high) // 2  # not linear here, so halve the interval
     return min(max(aim if aim > low else low + 1, low + 1), high - 1)
 
 
@@ -240,7 +240,7 @@ def _context(config: RunConfig, device_bytes: int) -> Change | None:
     return _change(f"--context-length {length}", with_context(config, length), device_bytes)
 
 
-# The least intrusive change comes first: identical results, then the same mathematics, then a different step.
+# the least intrusive change comes first: identical results, then equal mathematics, then a different step
 _CHANGES = (_tiled_attention, _checkpointing, _half_precision, _batch, _context)
 
 

@@ -10,11 +10,11 @@ from cs_systems.core.fields import Subject
 from cs_systems.formulas.memory.fit import algorithm_of
 from cs_systems.formulas.memory.model import step_memory
 
-VALID = 0.1  # a formula that is further off from the measured peak of the cell itself forecasts nothing
+VALID = 0.1  # a formula with a larger relative error for the measured cell itself is not used
 
 
 class Peak(NamedTuple):
-    """Expected peak in bytes, and its range: up to the peak that the formula's error on the measured cell gives."""
+    """Expected peak in bytes, and its range: the other end applies the formula's error on the measured cell."""
 
     value: float
     low: float
@@ -29,7 +29,7 @@ class Forecast:
     peak_bytes: int
 
     def peak(self, **changes: Any) -> Peak | None:
-        """Return the peak with these fields changed, or None where no formula is valid."""
+        """Return the peak with these fields changed, or None if no formula is valid."""
         config = self.config
         if config.subject is not Subject.STEP or config.compile != "none" or config.strategy != RunConfig.strategy:
             return None

@@ -1,4 +1,4 @@
-"""Tables of the memory that was measured, with what the formulas of this folder predict for it."""
+"""Tables of measured memory, with the predictions by the formulas of this folder."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ class PreflightRow(TypedDict):
 
     reason: str | None
     predicted_peak_bytes: int | None
-    device_memory_bytes: int | None  # the limit of the memory, where one is set
+    device_memory_bytes: int | None  # memory limit, if one is set
 
 
 class MemoryRow(TypedDict):
-    """Memory of the whole cell, in `memory`; of a cell that `--skip-oom` left out, its `PreflightRow`."""
+    """Memory of the whole cell, in `memory`; for a cell that `--skip-oom` skipped, its `PreflightRow`."""
 
     predicted_peak_bytes: int | None
     peak_allocated_bytes: NotRequired[int | None]
     memory_limit_bytes: NotRequired[int | None]
     peak_reserved_bytes: NotRequired[int | None]
-    failed_allocation_bytes: NotRequired[int | None]  # of a cell that ran out of memory
+    failed_allocation_bytes: NotRequired[int | None]  # only for a cell that ran out of memory
     reason: NotRequired[str | None]
     device_memory_bytes: NotRequired[int | None]
 
 
 class PeaksRow(TypedDict):
-    """Peaks of memory that a row holds, or None where another row does."""
+    """Peaks of memory that a row contains; None if another row has them."""
 
     peak_allocated_bytes: Annotated[int | None, Column("peak")]
     peak_reserved_bytes: int | None
 
 
 class MemoryInUse(TypedDict):
-    """Memory in use on a device, or on the host where that is the device."""
+    """Memory in use on the device; for a CPU, on the host."""
 
     allocated_bytes: Annotated[int | None, Column("alloc.")]  # by tensors
     reserved_bytes: int | None  # by the allocator
-    # By all processes.
+    # by all processes
     device_used_bytes: Annotated[
         int | None, Column("device", "device: in use by all processes, the CUDA context included")
     ]
-    # Of this process on the host; None on a GPU, where it has no relation to the device.
+    # of this process on the host; None on a GPU, where it says nothing about the device
     resident_bytes: Annotated[int | None, Column("process", "process: resident memory, Python and torch included")]
 
 
@@ -59,7 +59,7 @@ class MemoryPhaseRow(MemoryReading):
 
     predicted_allocated_bytes: Annotated[int | None, Column("predicted")]
     predicted_peak_bytes: Annotated[int | None, Column("predicted")]
-    # The measured peak less the predicted one.
+    # measured peak minus predicted peak
     residual_bytes: Annotated[int | None, Column("off", "off: measured peak minus predicted peak", signed=True)]
 
 
@@ -103,11 +103,12 @@ class ForecastRow(TypedDict):
     reason: str | None
     peak_bytes: int | None
     reserved_bytes: int | None  # by the caching allocator; None on a CPU
-    flops: int | None  # of one step, recomputation included
+    flops: int | None  # FLOPs of one step, including recomputation
     phases: list[ForecastPhase]
     reads: list[str]  # fields of the configuration that have an effect
     stacks: dict[str, int]  # path of each list of repeated blocks, and their number
-    caveats: list[str]  # where the libraries of a GPU may allocate more or less, and in which direction the peak errs
+    # assumptions about GPU libraries that may allocate more or less, with the direction of the error
+    caveats: list[str]
 
 
 class MemoryPartRow(TypedDict):
@@ -115,7 +116,7 @@ class MemoryPartRow(TypedDict):
 
     tensors: as requested. cuBLAS workspaces: measured by freeing them. rounding: the bytes that the allocator counts in
     addition. cache: reserved and free, in whole blocks and in pieces of blocks that are in use. other processes: by
-    NVML. context: the rest, which no allocator of this process gave out.
+    NVML. context: the rest, which no allocator of this process provided.
     """
 
     part: Annotated[str, Column("owner")]
@@ -132,7 +133,7 @@ class StateBytes(TypedDict):
 
 
 class NamedTensor(TypedDict):
-    """Tensor of a training state that is alive on a GPU: a row of the file that names a snapshot's tensors."""
+    """Tensor of a training state that is alive on a GPU: a row of the file with the names of a snapshot's tensors."""
 
     kind: str  # "parameter", "gradient", "buffer" or "optimizer_state"
     name: str
@@ -150,7 +151,7 @@ class StateReading(MemoryReading, StateBytes):
 class RankMemoryRow(TypedDict):
     """Component of one rank's memory after a stage of the step, in `rank_memory`.
 
-    The component `allocated` has no expected bytes of its own, only its parts have.
+    The component `allocated` has no expected bytes; only its parts do.
     """
 
     rank: int
@@ -168,18 +169,18 @@ class ResidualRow(TypedDict):
     operation: str | None
     shape: str
     dtype: str
-    bytes: int  # of one
+    bytes: int  # bytes of one tensor
     count: int
-    total_bytes: Annotated[int, Column("kept")]  # each memory counted once; 0 for a parameter
+    total_bytes: Annotated[int, Column("kept")]  # bytes of distinct storages; 0 for a parameter
     share: Annotated[float, Column("of all")]  # share of all kept bytes except parameters
     parameter: bool
-    of_block: NotRequired[  # share of what its blocks keep; None outside of blocks
+    of_block: NotRequired[  # share of the bytes that its blocks keep; None outside of blocks
         Annotated[float | None, Column("of one", "of one: share of what one block keeps")]
     ]
 
 
 class KeptByBlock(TypedDict):
-    """Bytes that a block keeps for backward: each memory once, no parameters. Outside of blocks, by module."""
+    """Bytes that a block keeps for backward, in distinct storages without parameters; outside of blocks, by module."""
 
     block: str
     bytes: Annotated[int, Column("kept")]
@@ -190,7 +191,7 @@ class ResidualBlockRow(KeptByBlock):
     """Bytes that a block keeps, measured and by formula, in `residual_blocks`."""
 
     predicted_bytes: Annotated[int | None, Column("predicted", "predicted: by formula")]
-    blocks: int  # how many blocks from this one on are under one checkpoint
+    blocks: int  # number of blocks, from this one on, under one checkpoint
 
 
 class BackwardChange(TypedDict):
@@ -212,7 +213,7 @@ class BackwardBlockRow(BackwardChange):
         Column(
             "predicted", "predicted: gradients that a block's backward allocates, minus the tensors that the block kept"
         ),
-    ]  # gradients less what forward kept
+    ]  # gradients minus the tensors kept by forward
 
 
 class ResidualStreamRow(TypedDict):

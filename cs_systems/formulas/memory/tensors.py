@@ -33,7 +33,7 @@ class StepTensors:
     Autocast leaves the parameters, the residual stream and the norms in fp32. A linear layer keeps its input cast to
     the compute dtype, once for each layer that reads it. A weight is cast once, and the copy is kept until its
     backward. A checkpoint keeps its input (one residual) until backward recomputes the rest; the copies of its weights
-    are freed at the end of forward, when autocast clears its cache, and are made again.
+    are freed at the end of forward, when autocast clears its cache, and made again in backward.
     """
 
     def __init__(self, config: RunConfig, algorithm: AttentionAlgorithm) -> None:
@@ -106,8 +106,8 @@ class StepTensors:
     def on_device(self, alive: Components, threads: int) -> Components:
         """Return `alive` with the allocator's overhead, after `threads` threads have called cuBLAS.
 
-        Parameters lie in fresh memory. Later tensors reuse cached blocks where activations have left blocks that are
-        large enough, each of which can be split.
+        Parameters are in newly allocated memory. Later tensors reuse cached blocks that activations left, if these are
+        large enough; each can be split.
         """
         if self.config.device == "cpu":
             return alive
