@@ -51,7 +51,8 @@ from cs_systems.core.own_strategy import FORMS
 from cs_systems.core.tables import Row, Table
 from cs_systems.record import RunRecord
 
-WITH = ("overlap", "rank_memory")
+PROFILED = ("overlap", "rank_memory")
+WITH = (*PROFILED, "check")
 DDP = ("ddp_naive", "ddp_flat", "ddp_overlap", "ddp_bucketed", "torch_ddp")
 CELL = ("strategy", "ranks", "repeat")
 PERCENT = ("efficiency", "of_step", "exposed", "hidden", "off")
@@ -84,8 +85,12 @@ class Parallel:
     ] = None
     with_: Annotated[
         MaybeNames,
-        arg(name="with", help=f"profile separately from timing: {', '.join(WITH)}; without a value: neither"),
-    ] = WITH
+        arg(
+            name="with",
+            help=f"apart from timing, profile: {', '.join(PROFILED)}; check: compare with one process on gloo, as code "
+            "of your own always is; without a value: none",
+        ),
+    ] = PROFILED
     no_baseline: Annotated[bool, flag("leave out `single`, for a model that one rank cannot hold")] = False
     steps: Steps = field(default_factory=Steps)
     sweep: Sweep = field(default_factory=Sweep)
@@ -180,9 +185,9 @@ def cells(args: Parallel) -> list[RunConfig]:
             baselines = [base]
         made += on_ranks if args.no_baseline else baselines + on_ranks
     made = list(dict.fromkeys(made))
-    checked = _checked(made)
-    profilers = [one_of("value of --with", name, WITH) for name in args.with_]
-    return made + [_profiled(cell, name) for name in profilers for cell in made] + checked
+    asked = [one_of("value of --with", name, WITH) for name in args.with_]
+    checked = _checked(made, "check" in asked)
+    return made + [_profiled(cell, name) for name in asked if name in PROFILED for cell in made] + checked
 
 
 def _of_global_batch(cell: RunConfig, sequences: int) -> RunConfig:
@@ -201,9 +206,9 @@ def _of_global_batch(cell: RunConfig, sequences: int) -> RunConfig:
     return replace(cell, batch_size=sequences // ranks)
 
 
-def _checked(cells: Sequence[RunConfig]) -> list[RunConfig]:
-    """Return a cell per strategy that compares its training with one process; none if all strategies are built in."""
-    if not any("strategy" in cell.own_code for cell in cells):
+def _checked(cells: Sequence[RunConfig], asked: bool) -> list[RunConfig]:
+    """Return a cell per strategy that compares it with one process, if asked for or if one is the user's own."""
+    if not asked and not any("strategy" in cell.own_code for cell in cells):
         return []
     small = replace(CHECKED, seed=cells[0].seed)
     options = ("strategy", "world_size", *STRATEGY_OPTIONS)
@@ -291,11 +296,12 @@ def _megabytes(text: str) -> float:
 
 
 def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[str]:
-    """Return the tables of each group of cells."""
+    """Return the tables of checks, without which times mean nothing, then those of each group of cells."""
     from cs_systems.analysis.comparison import strategies as parallel
     from cs_systems.analysis.comparison.own_code import JUDGED, OWN_CODE, compared, judged
 
-    written = []
+    checked: list[tuple[Table[Any], Sequence[Row]]] = [(JUDGED, judged(records)), (OWN_CODE, compared(records))]
+    written = [_table(table, rows, [], format, width) for table, rows in checked if rows]
     trained = [r for r in records if r.subject in (Subject.STEP, Subject.OWN)]
     for group, own in parallel.groups(trained).items():
         communication = parallel.communication(own)
@@ -313,8 +319,6 @@ def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[
             for table, rows in tables
             if any(row[name] is not None for row in rows for name in table.titles if name not in CELL)
         ]
-    checked: list[tuple[Table[Any], Sequence[Row]]] = [(OWN_CODE, compared(records)), (JUDGED, judged(records))]
-    written += [_table(table, rows, [], format, width) for table, rows in checked if rows]
     return written
 
 

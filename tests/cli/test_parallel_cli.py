@@ -14,6 +14,7 @@ from cs_systems.analysis.comparison import strategies as parallel
 from cs_systems.cli import main
 from cs_systems.cli import parallel as parallel_command
 from cs_systems.cli._output import deliver_tables
+from cs_systems.core.fields import Subject
 from cs_systems.record import RunRecord, read_records
 
 LINE = (
@@ -332,6 +333,15 @@ def test_global_batch_is_divided_among_ranks_with_rows_of_their_own() -> None:
     found = {(c.strategy, c.world_size, c.batch_size) for c in parallel_command.cells(args)}
     on_ranks = {("ddp_naive", 2, 4), ("ddp_naive", 4, 2), ("tp", 2, 8), ("tp", 4, 8)}
     assert found == on_ranks | {("single", 1, size) for size in (2, 4, 8)}, "a baseline for each batch of a rank"
+
+
+def test_check_compares_each_built_in_strategy_with_one_process() -> None:
+    args = parallel_command.Parallel(strategy=("ddp_naive", "fsdp"), with_=("check",))
+    compared = [cell for cell in parallel_command.cells(args) if cell.subject is Subject.STRATEGY_ERROR]
+    assert [(cell.strategy, cell.device, cell.profiler) for cell in compared] == [
+        ("ddp_naive", "cpu", "none"),
+        ("fsdp", "cpu", "none"),
+    ]
 
 
 def test_without_a_baseline_only_the_strategies_are_measured() -> None:
