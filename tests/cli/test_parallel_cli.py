@@ -355,7 +355,7 @@ def test_without_a_baseline_only_the_strategies_are_measured() -> None:
         ("--global-batch-size 7", "--global-batch-size 7 cannot be divided among 2 ranks of ddp_naive"),
         (
             "--global-batch-size 8 --batch-size 4",
-            "--batch-size is the batch of a rank, and --global-batch-size that of",
+            "--batch-size is for each rank and --global-batch-size for all ranks together",
         ),
     ],
 )
