@@ -1,4 +1,4 @@
-"""Profiler of transformer training: time and memory by component, beside the limits of the hardware.
+"""Profiler of transformer training: time and memory by component, compared with the limits of the hardware.
 
     import cs_systems
     from cs_systems.config import RunConfig, grid

@@ -74,13 +74,13 @@ SWITCHES = {
     **dict.fromkeys(("on", "true", "yes", "1", "inductor"), "default"),
     **dict.fromkeys(("off", "false", "no", "0"), "none"),
 }
-# Modes in which Inductor launches kernels one by one, so that a trace attributes them to layers.
+# modes in which Inductor launches kernels one by one, so that a trace can attribute them to layers
 MARKED_COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
-# Modes in which it captures them in CUDA graphs, which the next step overwrites.
+# modes in which it captures kernels in CUDA graphs, which the next step overwrites
 CAPTURED_COMPILE_MODES = ("reduce-overhead", "max-autotune")
 LOSSES, CLIP_FUNCTIONS, DATA = ("cross_entropy",), ("torch",), ("fixed", "windows")
 OPTIMIZERS = ("adamw", "adamw_foreach", "adamw_fused", "adamw_master", "adamw_bf16_state")
-_MOST_BLOCKS = 4096  # of a model from outside the package, whose own number is known once it is built
+_MOST_BLOCKS = 4096  # most blocks of a model from outside the package, whose number is only known once it is built
 _BUILT_IN = frozenset({Subject.STEP, Subject.CURVE, Subject.ERRORS})
 _TRAINED = frozenset({Subject.STEP, Subject.CURVE})
 _OWN = frozenset({Subject.OWN, Subject.MODEL})
@@ -88,8 +88,8 @@ _STEPS = _BUILT_IN | _OWN | {Subject.TOY}
 _RANKS = frozenset({Subject.STEP, Subject.STRATEGY_ERROR}) | _OWN
 _SIZED = _BUILT_IN | {Subject.OWN, Subject.STRATEGY_ERROR}
 _NUMERIC = EVERY - {Subject.COLLECTIVE, Subject.LOOP}
-CONFIGURED = (*sorted(_BUILT_IN), Subject.ATTENTION)  # subjects whose cells are described by the defaults too
-# Arguments that are often given to RunConfig or run, and what to write instead.
+CONFIGURED = (*sorted(_BUILT_IN), Subject.ATTENTION)  # subjects whose descriptions also mention defaults
+# arguments that are often given to RunConfig or run, and what to write instead
 INSTEAD = {
     **{name: f"write model=preset('small', {name}={{value}})" for name in declared(ModelConfig)},
     "size": "write model=preset({value})",
@@ -391,12 +391,12 @@ class RunConfig:
 
     @property
     def subject(self) -> Subject:
-        """Thing that the cell measures, which decides the fields that apply."""
+        """Subject of the cell, which determines the fields that apply."""
         return Subject.of(self.workload)
 
     @property
     def of_any_measurement(self) -> Self:
-        """Cell with the defaults of all fields that say only how it is measured."""
+        """Cell with defaults in all fields that only say how it is measured."""
         return replace(self, **{name: each.default for name, each in FIELDS.items() if not each.field.identity})
 
     @property
@@ -410,7 +410,7 @@ class RunConfig:
 
     @property
     def own_code(self) -> dict[str, tuple[str, ...]]:
-        """Names of code outside the package, by the field that has them; fields without any are left out."""
+        """Names of code outside the package, by the field that contains them; other fields are left out."""
         found = {field: tuple(filter(is_foreign, names)) for field, names in self.plugin_names.items()}
         return {field: names for field, names in found.items() if names}
 
@@ -435,8 +435,8 @@ class RunConfig:
     def computes_in(self) -> Precision:
         """Precision of the matrix products.
 
-        Without autocast it is the strategy's `compute_dtype` if that is bf16 or fp16, and else `precision`; a part may
-        compute in a precision of its own, whatever the parameters' dtype is.
+        Without autocast it is the strategy's `compute_dtype` if that is bf16 or fp16, else `precision`. A part may
+        compute in another precision.
         """
         known = [name for name in self.parts if name in plugins.names(parts.PACKAGE)]
         if declared := parts.declared(known, "computes_in"):
@@ -461,8 +461,8 @@ class RunConfig:
         return config
 
     def key(self) -> str:
-        """Return a hash of the fields that differ from their defaults, so that a new field keeps old keys."""
-        import hashlib  # takes 2 ms, which no help needs
+        """Return a hash of the fields that differ from their defaults, so that new fields do not change old keys."""
+        import hashlib  # takes 2 ms, which a help text need not spend
 
         text = json.dumps(_without_defaults(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -484,7 +484,8 @@ def _check_types(config: RunConfig) -> None:
         remedy = "give its name, 'path/to/file.py:name', or measure the object itself with run(model=…, inputs=…)"
         raise ConfigError(f"workload is {shown(config.workload)}; {remedy}")
     if not isinstance(device := config.device, str):
-        is_torch = (type(device).__module__, type(device).__name__) == ("torch", "device")  # without an import of it
+        # checked without importing torch
+        is_torch = (type(device).__module__, type(device).__name__) == ("torch", "device")
         given = f"torch.device('{device}')" if is_torch else shown(device)
         usable = is_torch and device.type in ("cpu", "cuda")
         remedy = f"'{device}'" if usable else "'auto', 'cpu', 'cuda' or 'cuda:N'"
@@ -492,13 +493,13 @@ def _check_types(config: RunConfig) -> None:
 
 
 def _changed(name: str, value: Any) -> list[str]:
-    """Return the paths of the fields of a part that differ from their defaults; none of a field that is no part."""
+    """Return the paths of a part's fields that differ from their defaults; empty if the field is not a part."""
     parts = {path: path.removeprefix(f"{name}.") for path in LEAVES if path.startswith(f"{name}.")}
     return [path for path, part in parts.items() if getattr(value, part) != LEAVES[path].default]
 
 
 def _check_subject(config: RunConfig) -> None:
-    """Raise ConfigError for a field that would have no effect; give a call its default shape."""
+    """Raise ConfigError for a field that would have no effect; set a call's default shape."""
     subject = config.subject
     if subject is Subject.ATTENTION and config.shape is None:
         object.__setattr__(config, "shape", AttentionShape())
@@ -511,7 +512,8 @@ def _check_subject(config: RunConfig) -> None:
             continue
         if subject not in each.subjects:
             path = next(iter(_changed(name, value)), name)
-            word = name if path == f"{name}.name" else path  # Python sets the whole model, and --size its name
+            # in Python the whole model is set, with --size only its name
+            word = name if path == f"{name}.name" else path
             raise ConfigError(f"{applies(word, each.subjects, config.workload)}; leave out {word}", **{word: path})
         if owner in ("compile", "profiler", "clip") and getattr(config, owner) == FIELDS[owner].default:
             words = f"{name} {each.text(value)} has no effect while {owner} is {FIELDS[owner].default}"
@@ -519,7 +521,7 @@ def _check_subject(config: RunConfig) -> None:
 
 
 def _check_step(config: RunConfig) -> None:
-    """Raise ConfigError for a mode, checkpoint plan or parts that the workload does not have."""
+    """Raise ConfigError for a mode, checkpoint plan or parts that the workload does not support."""
     if config.subject is Subject.ATTENTION and config.mode is Mode.TRAIN_STEP:
         raise ConfigError(
             "mode is train-step, which workload attention does not have; set mode to forward, backward or "
@@ -587,7 +589,7 @@ def _build(cls: type, data: Mapping[str, Any]) -> Any:
 
 
 class Grid(Displayed, list[RunConfig]):
-    """List of the cells of a sweep, which a notebook shows as a table of what varies."""
+    """List of the cells of a sweep; a notebook shows it as a table of the fields that vary."""
 
     def _displayed(self) -> tuple[str, list[RunConfig]]:
         return "" if self else "no cell", list(self)
@@ -650,7 +652,7 @@ def describe(config: RunConfig, without: Collection[str] = ()) -> str:
         silent |= _same(config, default) | {f"model.{name}" for name in _same(config.model, default.model)}
         silent -= {"seq_len"} - {*without}  # None is the model's context length, which is compared separately
     if subject in (Subject.STEP, Subject.ATTENTION, Subject.COLLECTIVE):
-        silent.add("workload")  # the rest of the description identifies these
+        silent.add("workload")  # the rest of the description already identifies these workloads
     texts = []
     for name, each in FIELDS.items():
         if name == "model":
@@ -664,7 +666,7 @@ def describe(config: RunConfig, without: Collection[str] = ()) -> str:
 
 
 def same_fields(configs: Sequence[RunConfig]) -> set[str]:
-    """Return the fields that are equal in all cells, as `describe` leaves them out: also `model.x` and `shape.x`."""
+    """Return the fields that are equal in all cells, as `describe` takes them: also `model.x` and `shape.x`."""
     found = set[str]()
     for name in ("", "model", "shape"):
         parts = [getattr(c, name) if name else c for c in configs]

@@ -32,12 +32,12 @@ from cs_systems.core.validation import shown
 
 SCHEMA_VERSION = 4  # the only readable schema; scripts/migrate_records.py converts earlier records to it
 RECORDS_FILE = "records.jsonl"
-BEGINS = re.compile(rb'\{"key":"\w*","config":')  # name of the records file
+BEGINS = re.compile(rb'\{"key":"\w*","config":')  # beginning of a line of the records file
 DONE = frozenset({"ok", "oom", "unavailable"})  # a resumed sweep does not measure these again
 OR_AGAIN = "or measure again into another folder"  # because a sweep refuses a malformed folder
 # Caveats for which times are invalid: arithmetic on NaN or inf may take a different time.
 NO_TIMING = frozenset({"nan-loss", "inf-loss"})
-STEADY = 3  # last unprofiled steps before a profile that count as steady; earlier ones compile and allocate
+STEADY = 3  # number of last unprofiled steps before a profile that count as steady; earlier ones compile and allocate
 LONGEST_S = 1e9  # upper limit of a step's duration: 30 years
 LATEST_UNIX_S = 2e11  # the year 8307; later dates cannot be shown
 # Types of a record's fields, checked because a file may come from any program.
@@ -84,15 +84,16 @@ class Ran(TypedDict, total=False):
     rounds: int
     resident: bool | None  # whether the workload stayed in memory between rounds; None with one round
     takes_config: bool  # whether the configuration had an effect on a user's own workload
-    graph_breaks: int | None  # torch.compile's; None if the cell compiled nothing itself
-    uses: str  # fields of the configuration that a user's own workload read, or that applied to it; spaces between
+    graph_breaks: int | None  # graph breaks of torch.compile; None if the cell compiled nothing itself
+    uses: str  # fields of the configuration that a user's own workload read or that applied to it, separated by spaces
     precision: str
     mode: str
     d_head: int
     l2: str
     launches_hidden: bool
     graph: str | None
-    before_backward_bytes: int | None  # of an attention call: inputs, output with its gradient, what forward keeps
+    # memory of an attention call: inputs, output with its gradient, tensors kept by forward
+    before_backward_bytes: int | None
     executed_d_head: int | None
     block_q: int | None
     block_k: int | None
@@ -130,7 +131,7 @@ class Sample:
     wall_s: float
     phases_s: dict[str, float]
     submit_s: dict[str, float]
-    lag_s: dict[str, float] | None = None  # None: the host is the device
+    lag_s: dict[str, float] | None = None  # None if the host is the device
     held_s: float | None = None
     device_mallocs: int | None = None  # cudaMalloc calls during the step
     compile_s: float | None = None  # torch.compile and Triton compilation during the step
@@ -144,7 +145,7 @@ class Measurement:
 
     clock: str  # "cuda_event" or "monotonic"
     samples: tuple[Sample, ...]
-    setup_s: float  # building the workload
+    setup_s: float  # seconds for building the workload
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
 
@@ -160,7 +161,7 @@ class Measurement:
         return [s.wall_s if phase == "step" else s.phases_s[phase] for s in self.timed]
 
     def median_s(self, phase: str = "step") -> float | None:
-        """Return the median of a phase's timed steps over all rounds, which every output shows; None if unknown."""
+        """Return the median of a phase's timed steps over all rounds, as shown in every output; None if unknown."""
         return _median_s([self], phase)
 
 
@@ -189,11 +190,11 @@ class Environment:
     power_w: float | None = None
     temperature_c: float | None = None
     throttle_reasons: tuple[str, ...] | None = None
-    other_processes: int | None = None  # on the same GPU
+    other_processes: int | None = None  # other processes on the same GPU
     float32_matmul: str | None = None  # "ieee" or "tf32", as read back from torch
     allocator_settings: str | None = None  # PYTORCH_CUDA_ALLOC_CONF, on a GPU
-    load_average: float | None = None  # processes that ran or wanted to run, over the last minute
-    cpu_cores: int | None = None  # of the machine
+    load_average: float | None = None  # mean number of processes running or waiting for a core, over the last minute
+    cpu_cores: int | None = None  # cores of the machine
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Environment:
@@ -231,7 +232,7 @@ def _median_s(measurements: Iterable[Measurement], phase: str) -> float | None:
     ]
     if not known:
         return None
-    from statistics import median  # brings decimal and fractions
+    from statistics import median  # imports decimal and fractions
 
     return median(known)
 
@@ -298,7 +299,7 @@ class RunRecord(Displayed):
 
     @property
     def clean(self) -> Measurement | None:
-        """Measurement of the steps without a profiler: the timed ones, or under one the last of the warm-up."""
+        """Measurement of the steps without a profiler: the timed ones, or under a profiler the last warm-up steps."""
         if not self.is_timing or self.measurement is None:
             return None
         if not self.is_profiled:
@@ -326,7 +327,7 @@ class RunRecord(Displayed):
             ) from None
 
     def stamped(self, *, record_host: bool = False) -> RunRecord:
-        """Return the record with its origin: this moment and this process's command, unless it has one already."""
+        """Return the record with its origin (current time, this process's command), unless it has one already."""
         if self.origin is not None:
             return self
         import socket
@@ -435,7 +436,7 @@ def read_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[st
     A line that is truncated (the process died while writing it) or not a JSON object is skipped.
 
     Returns:
-        The records, and complaints about the lines that were skipped.
+        The records, and messages about the lines that were skipped.
 
     Raises:
         FileNotFoundError: there is no records file.
@@ -460,12 +461,12 @@ def read_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[st
 
 
 def of_line(complaint: str, file: Path) -> str:
-    """Return a complaint about a line without the name of its file: `line 7 is damaged at column 1`."""
+    """Return a message about a line without the file's name: `line 7 is damaged at column 1`."""
     return "line " + complaint.removeprefix(f"{file}:").removesuffix("; skipped")
 
 
 def readable_records(file: Path, *, strict: bool = False) -> tuple[list[RunRecord], list[str]]:
-    """Return every readable record of a file, and a complaint about each unreadable line.
+    """Return every readable record of a file, and a message about each unreadable line.
 
     Raises:
         ConfigError: a record has another schema; with `strict`, also if a JSON object is not a record.
@@ -503,7 +504,10 @@ def readable_records(file: Path, *, strict: bool = False) -> tuple[list[RunRecor
 
 
 def _latest(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """Return the records, each loop's in its latest form: it is written after its timing, and again at its end."""
+    """Return the records, with only the latest record of each loop.
+
+    A loop is written after its timing, and again at its end.
+    """
     latest: dict[Any, RunRecord] = {}
     for number, record in enumerate(records):
         is_loop = str(record.config.get("workload")).startswith(LOOP)
@@ -512,7 +516,7 @@ def _latest(records: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def in_words(error: Exception) -> str:
-    """Reword Python's error about missing or unknown arguments of a class as one about fields of a record."""
+    """Reword Python's error about missing or unknown arguments of a class, as an error about fields of a record."""
     text = str(error)
     if lacking := re.search(r"missing \d+ required positional arguments?: (.+)", text):
         return f"it lacks {lacking[1]}"
@@ -536,7 +540,7 @@ def as_records(records: RunRecord | Iterable[RunRecord]) -> list[RunRecord]:
 
 
 def _is_torn(line: bytes) -> bool:
-    """Return whether a line with invalid JSON is the beginning of a record, as a killed process leaves it.
+    """Return whether a line with invalid JSON is the beginning of a record, as left by a killed process.
 
     A file system may have filled its end with NUL characters.
     """
@@ -575,7 +579,7 @@ def some_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[st
 
 
 def computation(record: RunRecord) -> tuple[RunConfig, str | None]:
-    """Return the computation and its device, which are those of the timed and of the profiled record of one cell.
+    """Return the computation and its device, which the timed and the profiled record of one cell share.
 
     `auto` and `cuda` may mean the same device.
     """
@@ -592,7 +596,7 @@ def append_record(path: str | os.PathLike[str], record: RunRecord) -> None:
     """Append one line and flush it to disk, so that a killed sweep loses no finished measurement.
 
     Raises:
-        OSError: the file cannot be written; the error names it, and the file is left as it was.
+        OSError: the file cannot be written; the error names it, and the file is unchanged.
     """
     file = records_path(path)
     with file.open("ab+", buffering=0) as stream:

@@ -12,7 +12,7 @@ from cs_systems.core.units import counted, fixed
 
 
 class GraphBreakRow(TypedDict):
-    """Place where torch.compile left the graph, in `graph_breaks`; the first ones of a cell."""
+    """Place where torch.compile left the graph, in `graph_breaks`; a cell's record has the first ones."""
 
     reason: str
     place: str | None  # innermost line of the user's code: `train.py:12 in forward`
@@ -91,7 +91,7 @@ def cut_short(timed: int, wanted: int, done: int | None, ended: str, missing: Se
         wanted: the steps to time.
         done: the steps of the loop, including warm-up; None if unknown.
         ended: `the loop ended` or `the loop was interrupted`, and the error that ended it, if any.
-        missing: the results of profilers that were to record after the timing, in words.
+        missing: names of the results that profilers would have recorded after the timing.
     """
     lost = f"; no {' and no '.join(missing)} was recorded" if missing else ""
     begin, _, error = ended.partition(" with ")
@@ -125,12 +125,18 @@ UNEVEN = ("mixed-steps", "mixed-batches")  # steps do different work: a known ca
 
 
 def mixed_batches(what: str) -> Caveat:
-    """Return the caveat for timed steps with batches of different sizes. what: the consequence for the numbers."""
+    """Return the caveat for timed steps with batches of different sizes.
+
+    what: the consequence for the numbers.
+    """
     return caveat("mixed-batches", f"the batches of the timed steps differ in size; {what}")
 
 
 def skipped_steps(skipped: int, steps: int, first_scale: float, scale: float | None) -> Caveat:
-    """Return the caveat for optimizer steps that a GradScaler skipped. scale: its current scale; None if unknown."""
+    """Return the caveat for optimizer steps that a GradScaler skipped.
+
+    scale: its current scale; None if unknown.
+    """
     last = scale_in_words(scale)
     scales = f"scale {scale_in_words(first_scale)} at first" + (f", {last} at last" if last else "")
     what = f"{skipped} of {counted(steps, 'optimizer step')} were skipped by the GradScaler ({scales})"
@@ -145,7 +151,7 @@ def scale_in_words(number: float | None) -> str:
 
 
 def full_attention(why: str) -> Caveat:
-    """Return the caveat for model FLOPs that include scores which a mask may hide."""
+    """Return the caveat for model FLOPs that include attention scores which a mask may hide."""
     return caveat("full-attention", f"model FLOPs count the whole score matrix of attention: {why}")
 
 
@@ -159,14 +165,14 @@ def no_number(loss: float | None) -> Iterator[Caveat]:
 def not_restored(names: Sequence[str]) -> Caveat:
     """Return the caveat for a measurement in the user's process that could not restore everything."""
     shown = ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" * (len(names) > _MOST_NAMES))
-    return caveat("not-restored", f"the measurement may have changed {shown}, and could not put it back")
+    return caveat("not-restored", f"the measurement may have changed {shown}, and could not restore it")
 
 
 _MOST_NAMES = 5
 
 
 def broken_graph(rows: Sequence[GraphBreakRow]) -> str:
-    """Return the place of the first graph break, and its reason."""
+    """Return a clause with the place of the first graph break and its reason."""
     first = rows[0]
     where = f" at {first['place']}" if first["place"] else ""
     return f"left the graph, first{where}: {first['reason']}"

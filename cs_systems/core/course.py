@@ -1,4 +1,4 @@
-"""Tasks of a systems course, read from course.toml: each one's commands, sizes, good answers and usual mistakes."""
+"""Tasks of a systems course, read from course.toml: commands, sizes, good answers and common mistakes of each."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Task:
 
     @property
     def is_by_hand(self) -> bool:
-        """True for a derivation, which no command measures."""
+        """Flag of a derivation, which no command measures."""
         return not self.steps and not self.limits
 
     def commands(self, values: Mapping[str, str], out: str) -> list[list[str]]:

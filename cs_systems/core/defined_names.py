@@ -9,13 +9,14 @@ from collections.abc import Collection
 from pathlib import Path
 
 _DYNAMIC = {"globals", "locals", "vars", "exec", "modules", "__getattr__"}  # they can define names at run time
-_STATEMENTS = re.compile(r"\bsys\.modules|import\s*\*")  # a symbol table does not show the names that these define
+# a symbol table does not show the names that these statements define
+_STATEMENTS = re.compile(r"\bsys\.modules|import\s*\*")
 
 
 def defined_names(path: Path) -> Collection[str] | None:
     """Return the names that a module defines at its top level; None if only running it can show them.
 
-    The modules of a package are among its names.
+    For a package, its modules are included.
     """
     try:
         names = _defined(path, path.stat().st_mtime_ns)

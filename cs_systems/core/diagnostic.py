@@ -6,7 +6,7 @@ from typing import Annotated, TypedDict
 
 from cs_systems.core.tables import Column, Table
 
-NEEDS_GPU = "needs a GPU"  # status: nothing that can be installed makes it work on this machine
+NEEDS_GPU = "needs a GPU"  # state of a check that no installation can fix on this machine
 
 
 class Diagnostic(TypedDict):

@@ -1,4 +1,4 @@
-"""Display of objects as a table instead of their fields, at a Python prompt and in a notebook."""
+"""Display of objects as tables instead of their fields, at a Python prompt and in a notebook."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Displayed:
 
     @abstractmethod
     def _displayed(self) -> tuple[str, Sequence[Any]]:
-        """Return a heading, or "", and the records or the configurations to show."""
+        """Return a heading, or "", and the records or configurations to show."""
 
     def __repr__(self) -> str:
         return str(report("display").as_text(*self._displayed()))

@@ -1,4 +1,4 @@
-"""Table of experiments: what a step takes after a change that the tool made by itself, next to what it takes now."""
+"""Table of experiments: the time of a step after a change that the tool made itself, and the time without it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Annotated, TypedDict
 
 from cs_systems.core.tables import Column, Table
 
-DEFAULT_S = 10.0  # limit of all experiments of a command or a Recorder together
+DEFAULT_S = 10.0  # seconds for all experiments of a command or a Recorder together
 
 
 class ExperimentRow(TypedDict):
-    """One experiment; all times are None where it was skipped."""
+    """One experiment; all times are None if it was skipped."""
 
     experiment: str  # name of its file, with dashes
-    instead: Annotated[str, Column("with")]  # the variant, such as a precision or kernel; "" where there is only one
-    of: str  # the thing that both times are of: the step, or a part of it
+    instead: Annotated[str, Column("with")]  # the variant, such as a precision or kernel; "" if there is only one
+    of: str  # what both times measure: the step, or a part of it
     time_s: Annotated[float | None, Column("then")]
     low_s: float | None
     high_s: float | None

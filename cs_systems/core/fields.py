@@ -35,7 +35,7 @@ class Subject(StrEnum):
     COLLECTIVE = "collective"
     STUDY = "study of numerics"
     OWN = "own workload"  # code from outside the package, which may read the configuration
-    MODEL = "own model"  # a model that such code hands over: its step is the package's, which applies some fields
+    MODEL = "own model"  # a model from such code: the package makes its step, and applies some fields
     LOOP = "recorded loop"
 
     @property
@@ -45,7 +45,7 @@ class Subject(StrEnum):
 
     @property
     def is_timed(self) -> bool:
-        """Flag of a subject whose step takes a time that means something; the others only make tables."""
+        """Flag of a subject with a meaningful step time; the others only make tables."""
         return self not in (Subject.CURVE, Subject.ERRORS, Subject.STRATEGY_ERROR, Subject.STUDY)
 
     @classmethod
@@ -59,7 +59,7 @@ class Subject(StrEnum):
 
 
 EVERY = frozenset(Subject)
-MOST_NAMED = 4  # subjects that a message lists
+MOST_NAMED = 4  # most subjects that a message lists
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,26 +69,26 @@ class Field:
     Attributes:
         meaning: what it is, in a phrase: the help of its option.
         subjects: the subjects to which it applies; on others it must keep its default.
-        option: the option of the command line, if its name is another.
+        option: the option of the command line, if its name differs.
         aliases: other names of the option.
-        takes: the values of its option: "one", "many", each of which is measured, or "many words", in which a comma is
-            part of a word. None: no option of the commands that measure this subject derives from it.
-        usual: the default in words, for the help.
-        heading: the heading of its column, if it is not its name.
+        takes: the values of its option: "one"; "many", where each value is measured; or "many words", where a comma is
+            part of a word. None means that no option derives from it in the commands that measure this subject.
+        usual: the default as text, for the help.
+        heading: the heading of its column, if it differs from its name.
         column: whether the frame has a column for it.
-        identity: whether it distinguishes cells. What says only how a cell is measured does not.
+        identity: whether it distinguishes cells. Fields that only say how a cell is measured do not.
         is_measurement: whether it says where or how a cell is measured, instead of what.
-        part_of: the field of which it is an option, without effect while that one has its default.
-        like: the field whose value it has where it is None.
-        words: its value in a description of a cell.
-        spoken: whether its default is worth mentioning.
+        part_of: the field that it is an option of; it has no effect while that field has its default.
+        like: the field from which it takes its value if it is None.
+        words: the form of its value in a description of a cell.
+        spoken: whether descriptions also mention its default.
         short: the abbreviation in the name of a size, for a field of a model.
-        values: the allowed values besides the default. meant: words that are often given in place of one.
+        values: the allowed values in addition to the default. meant: wrong words that are often given for one of them.
         called: its name in messages about `values`.
         least, above: limits of a number.
-        example: an example of a text, or what another value must be.
+        example: an example of a text, or a phrase for the required value.
         joined, empty: how a tuple is written as text.
-        plugin: the kind of plug-ins that it names; where it has `values` too, only code of the user's own is one.
+        plugin: the kind of plug-ins that it names; if it also has `values`, only the user's own code is a plug-in.
         separator: the character between several names of plug-ins in a text.
     """
 
@@ -122,7 +122,7 @@ class Field:
 
 @dataclass(frozen=True, eq=False)
 class Declared:
-    """Field of a configuration as it is declared; `path` is `model.d_model` for a field of a part.
+    """Field of a configuration as declared; `path` is `model.d_model` for a field of a part.
 
     kind: its type without None.
     """
@@ -140,7 +140,7 @@ class Declared:
 
     @property
     def always(self) -> bool:
-        """Flag of a field that has an effect on any workload from outside the package, whatever its code reads."""
+        """Flag of a field that affects every workload from outside the package, whichever fields its code reads."""
         return self.field.is_measurement or "workload" in (self.name, self.field.part_of)
 
     @property
@@ -152,14 +152,14 @@ class Declared:
         return (self.field.joined.join(value) or self.field.empty) if self.kind is tuple else value
 
     def words(self, value: Any) -> str:
-        """Return the words for a value in a description; none for a default that is not worth mentioning."""
+        """Return the phrase for a value in a description; "" for a default that is not mentioned."""
         words = self.field.words
         if value is None or (value == self.default and not self.field.spoken):
             return ""
         return words(value) if callable(words) else words.format(self.text(value))
 
     def of(self, config: Mapping[str, Any]) -> Any:
-        """Return the value in a configuration as JSON, which need not have every field; None if it has no such part."""
+        """Return the value in a configuration as JSON, which need not have every field; None if the part is missing."""
         value: Any = config
         for name in self.path.split("."):
             if value is None:
@@ -168,7 +168,7 @@ class Declared:
         return value
 
     def plugin_names(self, value: Any) -> tuple[str, ...]:
-        """Return the names of plug-ins in a value; a word of `values`, or the default next to them, is none."""
+        """Return the names of plug-ins in a value, without words in `values` and defaults next to them."""
         if not self.field.plugin or not value or (self.field.values and value in (self.default, *self.field.values)):
             return ()
         if isinstance(value, tuple):
@@ -176,7 +176,7 @@ class Declared:
         return tuple(value.split(self.field.separator)) if self.field.separator else (value,)
 
     def check(self, config: Any) -> None:
-        """Raise ConfigError for a wrong value, and convert one that JSON or a program may write in another way."""
+        """Raise ConfigError for a wrong value; convert values that JSON or a program may write in another form."""
         name, field = self.name, self.field
         value = getattr(config, name)
         if value is self.default or (value is None and self.is_optional):
@@ -198,7 +198,7 @@ class Declared:
             of_type(config, self.kind, field.example or "a text", name)
 
     def _names_a_file(self, text: str) -> bool:
-        """Return whether a text names code of the user's own, which is looked up once a cell is to be measured."""
+        """Return whether a text names the user's own code, which is only looked up when a cell is measured."""
         return bool(self.field.plugin) and (is_foreign(text) or text.endswith(".py"))
 
     def _check_limits(self, value: float) -> None:
@@ -240,7 +240,7 @@ def declared(kind: type) -> dict[str, Declared]:
 
 @functools.cache
 def leaves(kind: type) -> dict[str, Declared]:
-    """Return the fields of a class and of its parts by path; those of a part apply where the part does."""
+    """Return the fields of a class and of its parts by path; fields of a part apply to the subjects of the part."""
     found = {}
     for name, each in declared(kind).items():
         if not dataclasses.is_dataclass(each.kind):
@@ -262,7 +262,7 @@ def check_values(config: Any) -> None:
 
 def applies(what: str, subjects: Iterable[Subject], workload: str) -> str:
     """Return why something cannot be applied to a workload."""
-    unnamed = {Subject.MODEL, Subject.STRATEGY_ERROR}  # which nobody asks for by name
+    unnamed = {Subject.MODEL, Subject.STRATEGY_ERROR}  # subjects that users do not name
     names = [subject.words for subject in Subject if subject in {*subjects} - unnamed]
     if len(names) > MOST_NAMED:
         return f"{what} does not apply to workload {workload}"

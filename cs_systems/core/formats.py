@@ -38,13 +38,14 @@ class Format:
 
     title: str
     matches: Callable[[bytes, Path], object]  # the first bytes, decompressed, and the path
-    is_general: bool = False  # a more specific format that also matches wins: many tools write SQLite files
+    is_general: bool = False  # a more specific format that also matches takes precedence: many tools write SQLite files
     suffixes: tuple[str, ...] = ()
     command: str = "analyze"  # name of the command that reads such files
     holds: str = TIMELINE  # or "counters", "scopes" …: decides how `command` shows the file
     read: Callable[..., Any] | None = None  # for a timeline `(path, process) -> Trace`
     job: Callable[[Path], Any] | None = None  # `(path) -> Job`, without reading the events
-    processes: Callable[[Path], list[int]] | None = None  # returns pids with kernels; if a file can hold several ranks
+    # returns the pids with kernels; only for formats that can hold several ranks
+    processes: Callable[[Path], list[int]] | None = None
     record: str = ""  # instructions to record such a file, in Markdown
     lacks: str = ""
     instead: str = ""  # remedy for a file that cannot be read
@@ -65,7 +66,7 @@ def suffixes(holds: str | None = None) -> tuple[str, ...]:
 
 
 def offered(command: str) -> str:
-    """Return the list of formats that a command reads, for a help text or message: `a report of ncu (.ncu-rep), …`."""
+    """Return the formats that a command reads, for a help text or message: `a report of ncu (.ncu-rep), …`."""
     known = sorted((one for one in formats() if one.read and one.command == command), key=lambda one: one.name)
     return ", ".join(f"{one.title} ({', '.join(one.suffixes)})" for one in known)
 
@@ -106,11 +107,11 @@ def refuse_other(path: Path, command: str) -> Format | None:
 
 def begins(pattern: bytes) -> Callable[[bytes, Path], bool]:
     """Return a test whether a file begins with a match of the regular expression."""
-    return lambda head, path: re.match(pattern, head, re.DOTALL) is not None  # compiled once a file is read
+    return lambda head, path: re.match(pattern, head, re.DOTALL) is not None  # compiled only when a file is read
 
 
 def imported(module: str, name: str = "read") -> Callable[..., Any]:
-    """Return a function of another module, imported only when it is called: a help lists the formats without numpy."""
+    """Return a function of another module, imported only when called, so that help texts need no numpy."""
     return lambda *args: getattr(importlib.import_module(module), name)(*args)
 
 

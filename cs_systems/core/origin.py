@@ -9,12 +9,12 @@ from pathlib import Path
 
 from cs_systems.core.printable import command_line
 
-_given: list[str] = []  # commands named by `by`, the innermost last
+_given: list[str] = []  # commands named by `by`; the innermost is last
 
 
 @contextmanager
 def by(command: str | None) -> Iterator[None]:
-    """Name the command that makes the records of this context; None leaves it to the process's arguments."""
+    """Name the command that makes the records inside this context; None means the process's own arguments."""
     if command is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""Forms of a parallel strategy of the user's own, read from the text of its file without importing it.
+"""Forms of a user's own parallel strategy, read from the text of its file without importing it.
 
 `path.py:name` names one of these, here with the arguments that each is called with:
 
@@ -6,7 +6,7 @@
   `finish_gradient_synchronization()` is called, if it has one; otherwise its hooks do everything.
 - the same for sharded parameters, `FSDP(module)`: its name has "fsdp" in it, or it has `gather_full_params()`.
 - an optimizer around an optimizer's class, `ShardedOptimizer(params, optimizer_cls, **kwargs)`.
-- functions of a step, named for what they belong to: with `get_ddp(module)`, `ddp_on_train_batch_start(model,
+- functions of a step, with names that belong together: with `get_ddp(module)`, `ddp_on_train_batch_start(model,
   optimizer)` is called before each forward, and `ddp_on_after_backward(model, optimizer)` after each backward; the
   latter may be named without a module. `ddp_gather_full_params(model)` returns the whole parameters by name.
 - a `ParallelStrategy`.
@@ -32,18 +32,18 @@ FORMS = (
 )
 BEFORE, AFTER, GATHER = "on_train_batch_start", "on_after_backward", "gather_full_params"
 _SHARDED = re.compile(r"fsdp|fully_?shard", re.IGNORECASE)
-_MOST_HOPS = 5  # from a name to the file that defines it
+_MOST_HOPS = 5  # most imports followed from a name to the file that defines it
 _WHOLE = frozenset({"batch", "optimizer", "gradients", "parameters"})
 
 
 @dataclass(frozen=True)
 class Form:
-    """Form of an own strategy.
+    """Form of a user's own strategy.
 
     Attributes:
-        kind: what the name refers to. "functions": a function after backward alone.
+        kind: the kind of object that the name refers to. "functions": only a function after backward.
         splits: as in `ParallelStrategy`.
-        options: the arguments beside the module, by name, with whether it needs them.
+        options: the arguments other than the module, by name, and whether each is required.
     """
 
     kind: Literal["module", "optimizer", "functions"]
@@ -52,13 +52,13 @@ class Form:
 
     @property
     def declared(self) -> dict[str, Any]:
-        """Literals that the file of a built-in strategy would declare: what it splits, and its options."""
+        """Literals that the file of a built-in strategy would declare: the objects it splits, and its options."""
         takes = {name: "size" if name == "bucket_size_mb" else "any" for name in self.options}
         return {"splits": self.splits, "options": takes}
 
 
 def declared(name: str) -> dict[str, Any]:
-    """Return the literals that the file of a strategy declares, for one of the user's own by its form.
+    """Return the literals that a strategy's file declares; for a user's own strategy, those of its form.
 
     Raises:
         ConfigError: there is no such strategy, or the text of the file does not show what its name refers to.
@@ -68,7 +68,7 @@ def declared(name: str) -> dict[str, Any]:
 
 
 def form_of(name: str) -> Form:
-    """Return the form of `path.py:name`. Raises ConfigError as `declared` does."""
+    """Return the form of `path.py:name`. Raises ConfigError like `declared`."""
     plugins.check("parallel", name)
     source, _, attribute = name.rpartition(":")
     file = plugins.source_file(source)
@@ -94,7 +94,7 @@ def companions(attribute: str) -> dict[str, str]:
 
 
 def _form(name: str, attribute: str, arguments: Mapping[str, bool], methods: set[str]) -> Form:
-    """Return the form of an object by its arguments, each with whether it is needed. Raises ConfigError."""
+    """Return the form of an object by its arguments, each with whether it is required. Raises ConfigError."""
     first, *others = arguments or [""]
     options = {each: arguments[each] for each in others}
     if attribute.endswith(AFTER):
@@ -108,7 +108,7 @@ def _form(name: str, attribute: str, arguments: Mapping[str, bool], methods: set
 
 
 def _arguments(function: Any, *, is_method: bool) -> dict[str, bool]:
-    """Return the arguments of a function's definition, each with whether it has no default; without *args, **kwargs."""
+    """Return a function's arguments, except *args and **kwargs, each with whether it has no default."""
     if function is None:  # a class that inherits its __init__
         return {"module": True}
     args = function.args
@@ -122,7 +122,7 @@ def _arguments(function: Any, *, is_method: bool) -> dict[str, bool]:
 
 
 def _definition(file: Path, name: str, hops: int) -> ast.ClassDef | ast.FunctionDef | None:
-    """Return the class or function that a name in a file refers to, also where it is imported or another's alias."""
+    """Return the class or function that a name in a file refers to, also through imports and aliases."""
     node = _top_level(file, file.stat().st_mtime_ns).get(name)
     if isinstance(node, ast.ClassDef | ast.FunctionDef) or node is None or not hops:
         return node if isinstance(node, ast.ClassDef | ast.FunctionDef) else None

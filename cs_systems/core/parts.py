@@ -19,7 +19,10 @@ def check(names: Iterable[str]) -> None:
 
 
 def declared(names: Iterable[str], field: str) -> dict[str, str]:
-    """Return what the files of parts declare in a field, by name, without those that declare nothing."""
+    """Return the value that each part's file declares in a field, by name of the part.
+
+    Parts without one are left out.
+    """
     found = {name: plugins.declared(PACKAGE, name).get(field) for name in names}
     return {name: value for name, value in found.items() if value is not None}
 

@@ -12,7 +12,7 @@ class Phase(StrEnum):
     FORWARD = "forward"
     LOSS = "loss"
     BACKWARD = "backward"
-    SYNCHRONIZE = "synchronize"  # the rest of the gradient averaging, after backward
+    SYNCHRONIZE = "synchronize"  # rest of the gradient averaging, after backward
     CLIP = "clip"  # clipping of the gradients' norm
     OPTIMIZER = "optimizer"
     GRAPH = "graph"  # all phases, replayed as one CUDA graph

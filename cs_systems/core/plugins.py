@@ -29,7 +29,7 @@ class Kind:
     """Kind of plug-in.
 
     Attributes:
-        folder: the folder of its files in `cs_systems/`; "" where the field that names them lists the built-in ones.
+        folder: the folder of its files in `cs_systems/`; "" if the field that names them lists the built-in ones.
         constant: the name of the constant that each file exports.
         words: its name in messages.
         foreign: whether code from outside the package is accepted.
@@ -129,7 +129,7 @@ def check(package: str, name: str) -> str:
             f"{name!r} must have a file or module before the colon, and one plain name after it; "
             "write path/to/file.py:name or package.module:name"
         )
-    if source == "__main__":  # from a process other than the worker's
+    if source == "__main__":  # given by a process other than the worker
         raise ConfigError(
             f"{name!r} exists in this process only; put it into a file, and write path/to/file.py:{attribute}"
         )
@@ -192,7 +192,7 @@ def get(package: str, name: str) -> Any:
 
 
 def own_function(package: str, name: str, arguments: str, form: str) -> Any:
-    """Return a function of the user's own. Raises ConfigError unless it takes as many positional arguments.
+    """Return a user's own function. Raises ConfigError unless it accepts this many positional arguments.
 
     arguments: their names, with commas. form: what to name instead.
     """
@@ -206,7 +206,7 @@ def own_function(package: str, name: str, arguments: str, form: str) -> Any:
 
 
 def sibling(name: str, attribute: str) -> Any:
-    """Return another object of the file or module of foreign code that was imported; None if it has none."""
+    """Return another object from the imported file or module of foreign code; None if it has none of that name."""
     source, _, _ = name.rpartition(":")
     return getattr(_module(source), attribute, None)
 
@@ -285,7 +285,7 @@ def takes(function: Any, *arguments: Any, **named: Any) -> bool:
 
 
 def takes_a_class(argument: str) -> bool:
-    """Return whether an argument of this name is the class of an optimizer, as in (params, optimizer_cls, **kwargs)."""
+    """Return whether an argument's name means an optimizer class, as in (params, optimizer_cls, **kwargs)."""
     word = argument.lower()
     return word == "cls" or ("opt" in word and word.endswith(("cls", "class", "type")))
 

@@ -17,10 +17,10 @@ from typing import IO
 FORMULA = re.compile(r"[=@]|[+-](?![\d.,]+(e[+-]?\d+)?%?$|inf$|nan$)", re.IGNORECASE)
 INDENT = "· "  # indentation per level of a tree
 LABEL_WIDTH = 9  # width of `report:  `, before a path or a command
-LONGEST_NAME = 60  # limit of a name's characters on a page; names of AMD's matrix products have 500
+LONGEST_NAME = 60  # longest name on a page, in characters; names of AMD's matrix products have 500
 
 LEGIBLE = "cs_systems.legible"  # error handler of streams whose encoding lacks characters, such as ASCII
-# Replacements of one character, for columns of a table.
+# replacements of one character each, for columns of a table
 _ASCII = {
     **dict.fromkeys("─━–—−·", "-"),
     **dict.fromkeys("│┃", "|"),
@@ -42,13 +42,13 @@ def legible(error: UnicodeError) -> tuple[str, int]:
 
 
 def encodable(text: str, stream: IO[str]) -> str:
-    """Return the text with similar characters for those that the encoding of a stream lacks."""
+    """Return the text with characters that the stream's encoding lacks replaced by similar ones."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, LEGIBLE).decode(encoding)
 
 
 def _ellipsis(text: str, index: int) -> str:
-    """Return an ellipsis of three dots before punctuation, else of one character, for shortened text."""
+    """Return three dots before punctuation, else the single ellipsis character, for shortened text."""
     return "..." if text[index + 1 : index + 2] in [*",.;:)]'"] else "~"
 
 
@@ -133,7 +133,7 @@ def within(name: str, room: int) -> str:
 
 
 def _alike(names: Sequence[str]) -> int:
-    """Return the length of the common prefix of all names."""
+    """Return the length of the names' common prefix."""
     return sum(1 for _ in takewhile(lambda characters: len({*characters}) == 1, zip(*names, strict=False)))
 
 

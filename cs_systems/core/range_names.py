@@ -13,16 +13,16 @@ from typing import NamedTuple
 from cs_systems.core.phases import Phase
 
 UNATTRIBUTED = "unattributed"
-# Layer of every collective, whichever module's range launched it, and phase of collectives outside every phase.
+# layer of every collective, no matter in which module's range; phase of collectives outside of every phase
 COMMUNICATION = "communication"
 SPLITS = {"phases": "phase", "families": "family", "layers": "layer"}  # table → column by which its rows are split
-FUSED = "fused ("  # prefix of the range of a compiled kernel with operators from several layers, which the range names
+FUSED = "fused ("  # prefix of the range of a compiled kernel with operators of several layers, which follow it
 MEANS = " → "  # separator between a range's name and its meaning by `known_ranges`
 STEP = "step"  # a range's name, or its meaning by `known_ranges`
 LOADER = "enumerate(DataLoader)"  # beginning of the name of torch's range around the wait for a batch
 STEPS = (STEP, "ProfilerStep#*", f"*{MEANS}{STEP}")  # glob patterns for the names of a step's range
 
-# Phases that only a recorded loop has, not a step of `time`.
+# phases of a recorded loop that a step of `time` does not have
 LOOP_PHASES = ("copy", "zero_grad", "host_sync")
 PHASES = {
     Phase.INPUT: r"input|enumerate\(DataLoader\)#.*",
@@ -57,7 +57,7 @@ PARTS = {
 }
 
 
-# Numbers that distinguish the occurrences of one range; the last three patterns are from emit_nvtx.
+# numbers that distinguish occurrences of one range; the last three patterns are for emit_nvtx
 _OCCURRENCE = re.compile(
     r"(?<=ProfilerStep#)\d+|, (?:op_id|seq) = \d+|, sizes = \[.*?\](?=, input_op_ids|$)|, input_op_ids = \[.*\]$"
 )
@@ -96,7 +96,7 @@ def meaning(name: str) -> Meaning:
 
 
 def _part(path: str) -> str | None:
-    """Return the part that the words of a path stand for together."""
+    """Return the part that the words of a path mean together."""
     part = None
     for word in path.split("."):
         part = refined(part, next((known for known, pattern in PARTS.items() if _is(pattern, word)), None))
@@ -104,7 +104,7 @@ def _part(path: str) -> str | None:
 
 
 def refined(part: str | None, inside: str | None) -> str | None:
-    """Return the part in effect where `inside` is open in `part`.
+    """Return the part that results if `inside` is open in `part`.
 
     `attention.scores` is more specific than `attention`, and a `norm` inside attention still belongs to attention.
     """

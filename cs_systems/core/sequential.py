@@ -1,27 +1,27 @@
-"""Sequential test of B against A: pairs are added until a verdict is safe, and looking after each pair costs nothing.
+"""Sequential test of B against A: pairs are added until a verdict is safe, and it may be checked after each pair.
 
 A pair is one process of A and one of B, right after each other. Its order is drawn: if both are the same program, the
-draw alone decides which of the two times counts as B's. So the sign of log B − log A is a draw with a known chance,
-whatever the noise is: drift, slow phases of a shared machine, heavy tails, two modes. No distribution is assumed, and
-no variance is estimated, which matters at 10 pairs.
+draw alone decides which of the two times counts as B's. So the sign of log B − log A is a draw with a known chance for
+any noise: drift, slow phases of a shared machine, heavy tails, two modes. No distribution is assumed, and no variance
+is estimated, which matters at 10 pairs.
 
-The evidence that B is slower is the wealth of a gambler who bets on these signs, more on large differences:
+The evidence that B is slower is the wealth of a gambler who bets on these signs, with higher bets on large differences:
 
     E = mean over k of the product over pairs of exp(k u s) / (p exp(k u) + (1 − p) exp(−k u))
 
 with s = ±1 the sign, p the chance of + for this pair, and u its size over the median size so far, at most MOST_SIZE. If
-A and B are the same, E is a martingale that begins at 1, and it ever reaches 1/α with a chance of at most α (Ville
-1939). That holds after any number of pairs, at any time of stopping. Large differences are cut, so that one disturbed
-process cannot undo what many have shown.
+A and B are the same, E is a martingale that begins at 1, and the chance that it ever reaches 1/α is at most α (Ville
+1939). That holds after any number of pairs, at any time of stopping. Large differences are cut off, so that one
+disturbed process cannot outweigh many others.
 
-With B's times divided by r the same evidence tests "B takes r times as long". All r that are not refuted are an
-interval which holds at every moment at once, a confidence sequence; both the verdict and the limits come from it.
+With B's times divided by r the same evidence tests "B takes r times as long". All r that are not refuted form an
+interval that is valid at all times simultaneously, a confidence sequence; both the verdict and the limits come from it.
 
 Sources: Ville (1939), Étude critique de la notion de collectif. Vovk & Wang (2024), Efficiency of nonparametric
 e-tests, for these bets on the symmetry of signs. Ramdas, Grünwald, Vovk & Shafer (2023), Game-theoretic statistics and
 safe anytime-valid inference. The order is drawn by the biased coin of Efron (1971), which balances the first position:
 the side that began fewer pairs begins the next one with a chance of 2/3. A sequential test by Student's t would need
-fewer pairs, but also normal noise, and a process on a shared machine, or of a program of two speeds, has none.
+fewer pairs, but also normal noise, which processes on a shared machine and programs with two speeds do not have.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from cs_systems.core.statistics import MINIMUM_EFFECT
 from cs_systems.core.validation import ConfigError
 
 FALSE_ALARM = 0.01
-"""Largest chance that equal programs get the verdict slower or faster; half of it for each."""
+"""Largest chance that equal programs get the verdict slower or faster; half of it for each direction."""
 
 MISS = 0.02
-"""Largest chance that the difference to find is excluded although it is there."""
+"""Largest chance that the difference to find is excluded although it exists."""
 
 BETS = (0.25, 0.8, 2.5)
 """Factors k of the bets: for a difference far below the noise, near it, and above it."""
 
 MOST_SIZE = 3.0
-"""Largest size of a pair's difference in the evidence, in medians of all sizes so far."""
+"""Largest size of a pair's difference in the evidence, as a multiple of the median size so far."""
 
 OWN_ORDER = 2 / 3
 """Chance that the next pair begins with the side that began fewer pairs so far (Efron 1971)."""
@@ -56,7 +56,7 @@ _HALVINGS = 24
 
 
 class Pair(NamedTuple):
-    """Times of one process of each side, and their order, which had this chance when it was drawn."""
+    """Times of one process of each side, their order, and the chance that this order had when it was drawn."""
 
     a: float
     b: float
@@ -68,10 +68,10 @@ class Standing(NamedTuple):
     """Result after some pairs; a `ratio` of B's time to A's above 1 means that B is slower.
 
     verdict: "slower" or "faster"; "no difference", if the difference to find is excluded in both directions; "not
-    slower" or "not faster", if it is excluded in the only direction asked for; "undecided" before that.
-    ratio: the median of all pairs' ratios and of the means of two of them (Hodges & Lehmann 1963); None without a pair.
-    low, high: its interval, 99% unless the test has another chance of false alarms; None where it has no limit yet.
-    resolution: the smallest slowdown that these pairs could have shown (0.03 is 3%); None if not even a large one.
+    slower" or "not faster", if it is excluded in the only direction asked for; "undecided" before that. ratio: the
+    median of all pairs' ratios and of the means of two of them (Hodges & Lehmann 1963); None without a pair. low, high:
+    its interval, 99% unless the test has another chance of false alarms; None if there is no limit yet. resolution: the
+    smallest slowdown that these pairs could have shown (0.03 is 3%); None if not even a large one could.
     """
 
     verdict: str
@@ -83,7 +83,9 @@ class Standing(NamedTuple):
 
 
 class SequentialTest:
-    """Test whether B is slower or faster than A: `draw` an order, measure a pair, `add` it, until `verdict` is one.
+    """Test whether B is slower or faster than A.
+
+    Repeat until `verdict` is not "undecided": `draw` an order, measure a pair, and `add` it.
 
     Args:
         find: relative difference to find or to exclude: 0.03 is 3%.
@@ -113,7 +115,8 @@ class SequentialTest:
         shift = math.log1p(find)
         self._equal, self._slower, self._faster = _Evidence(0.0), _Evidence(shift), _Evidence(-shift)
         self._random = random.Random(seed)
-        self._lead, self._chance = 0, 0.5  # pairs that began with A, minus those with B; the chance of the drawn order
+        # pairs that began with A minus those that began with B; the chance of the drawn order
+        self._lead, self._chance = 0, 0.5
 
     def draw(self) -> bool:
         """Return whether A comes first in the next pair."""
@@ -123,12 +126,15 @@ class SequentialTest:
         return self._a_first
 
     def add(self, a: float, b: float) -> None:
-        """Add the times of the pair whose order was drawn last. Raises ConfigError for a time that is not above 0."""
+        """Add the times of the pair in the order that was drawn last.
+
+        Raises ConfigError for a time that is not above 0.
+        """
         self.add_pair(Pair(a, b, self._a_first, self._chance))
         self._lead += 1 if self._a_first else -1
 
     def add_pair(self, pair: Pair) -> None:
-        """Add a pair whose order was drawn elsewhere."""
+        """Add a pair with an order that was drawn elsewhere."""
         if not min(pair.a, pair.b) > 0 or math.isinf(max(pair.a, pair.b)):
             raise ConfigError(f"the times of a pair are {pair.a:g} and {pair.b:g} s; give finite times above 0")
         self.pairs.append(pair)
@@ -137,7 +143,7 @@ class SequentialTest:
 
     @property
     def verdict(self) -> str:
-        """Verdict now, as in `Standing`."""
+        """Current verdict, as in `Standing`."""
         shown = {"slower": self._equal.most_above, "faster": self._equal.most_below}
         for name, evidence in shown.items():
             if evidence >= self._alarm and self._is_relevant(name):
@@ -149,12 +155,12 @@ class SequentialTest:
         return "no difference" if len(out) > 1 else f"not {out[0]}"
 
     def _is_relevant(self, direction: str) -> bool:
-        """Return whether the ratio lies at least 1% in this direction: clocks and temperature alone change as much."""
+        """Return whether the ratio is at least 1% in this direction; clocks and temperature alone change as much."""
         far = abs(math.log(_center(self.pairs))) >= math.log1p(MINIMUM_EFFECT)
         return far and (_center(self.pairs) > 1) == (direction == "slower")
 
     def standing(self) -> Standing:
-        """Return verdict, ratio, interval and resolution of the pairs so far."""
+        """Return verdict, ratio, interval and resolution for the pairs so far."""
         if not self.pairs:
             return Standing("undecided", None, None, None, None, 0)
         center = math.log(_center(self.pairs))
@@ -171,13 +177,13 @@ class SequentialTest:
         return (evidence.most_above if below else evidence.most_below) >= self._exclusion
 
     def _limit(self, center: float, reach: float) -> float | None:
-        """Return the shift between the center and the first refuted one in this direction; None if none is."""
+        """Return the first refuted shift from the center in this direction; None if none is refuted."""
 
         def is_refuted(shift: float) -> bool:
             evidence = _Evidence.of(self.pairs, shift)
             return (evidence.most_above if reach < 0 else evidence.most_below) >= self._alarm
 
-        # Far away all differences have about the same size, and large bets are not made: there the evidence may be less
+        # Far away, all differences have about the same size and large bets are not made. There the evidence may be less
         # than at 0, which the verdict is about.
         beyond = [center + reach, *([0.0] if center * reach < 0 else [])]
         outside = next((shift for shift in beyond if is_refuted(shift)), None)
@@ -193,7 +199,7 @@ class SequentialTest:
 class _Evidence:
     """Logarithm of the evidence that B's times are above, or below, A's times exp(shift), after each pair.
 
-    `most_above` and `most_below` are the largest so far: what was once refuted stays refuted.
+    `most_above` and `most_below` are the largest so far, because a refutation is final.
     """
 
     def __init__(self, shift: float) -> None:
@@ -224,7 +230,7 @@ class _Evidence:
 
 
 def _growth(bet: float, chance: float) -> tuple[float, float]:
-    """Return the logarithms of a bet's growth, on the sign that came, which had this chance, and on the other one."""
+    """Return the logarithms of a bet's growth: for the sign that came, with this chance, and for the other sign."""
     win, loss = math.exp(bet), math.exp(-bet)
     return bet - math.log(chance * win + (1 - chance) * loss), -bet - math.log((1 - chance) * win + chance * loss)
 
@@ -239,6 +245,6 @@ def _difference(pair: Pair) -> float:
 
 
 def _center(pairs: Sequence[Pair]) -> float:
-    """Return the ratio of B's time to A's: the median of the means of all two pairs, on a log scale."""
+    """Return the ratio of B's time to A's: the median of the means of all pairs of two values, on a log scale."""
     logs = [_difference(pair) for pair in pairs]
     return math.exp(statistics.median((x + y) / 2 for i, x in enumerate(logs) for y in logs[i:]))

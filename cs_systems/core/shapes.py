@@ -8,12 +8,12 @@ from cs_systems.core.fields import Field, check_values
 from cs_systems.core.validation import ConfigError, arguments_checked, fields_checked, one_of
 
 MOST_LAYERS = 10_000  # a checkpoint plan lists each layer
-MOST_TRIED = 1 << 16  # limit of the search for divisors, which bounds its time
+MOST_TRIED = 1 << 16  # largest number searched for divisors, which bounds the time
 ALIGNMENTS = ("upper_left", "lower_right")
 
 
 def causal_offset(seq_q: int, seq_k: int, align: str) -> int:
-    """Return how many keys beyond its own index a causal query sees; if negative, that many queries see none.
+    """Return how many keys beyond its own index a causal query sees; if negative, that many queries see no key.
 
     Raises ConfigError for an unknown alignment, which would otherwise be taken for `upper_left`.
     """
@@ -61,13 +61,13 @@ class ModelConfig:
             )
 
     def _fitting(self) -> str:
-        """Return which sizes would fit, for a message: the nearest numbers of heads, else a width."""
+        """Return sizes that would fit, for a message: the nearest numbers of heads, else a width."""
         heads = sorted(_divisors(self.d_model // 2, self.num_heads)[:3]) if self.d_model % 2 == 0 else []
         width = f"a d_model that is a multiple of {2 * self.num_heads}"
         return f"num_heads among {', '.join(map(str, heads))}" if heads else width
 
     def _origin(self) -> str:
-        """Return where num_heads may come from, so that nobody looks for it among the options given."""
+        """Return where num_heads may come from, because it may not be among the given options."""
         preset = PRESETS.get(self.name)
         if self.num_heads != (preset or ModelConfig).num_heads:
             return ""
@@ -108,13 +108,13 @@ PRESETS: dict[str, ModelConfig] = {
         _preset("8B", 4096, 11008, 34, 32, vocab_size=151_936, context_length=32_768),
     )
 }
-# The public course that made these names gave its `xl` another shape in 2026. A plain `xl` keeps the first one, because
-# records and tables of earlier versions say `xl` for it.
-EDITIONS = {"xl": ("xl-2025", "xl-2026")}  # of a name that changed its shape: the edition that it means, and the other
+# The public course that introduced these names changed the shape of `xl` in 2026. A plain `xl` keeps the first shape,
+# because records and tables of earlier versions say `xl` for it.
+EDITIONS = {"xl": ("xl-2025", "xl-2026")}  # a name with two shapes: the edition that it means, and the other
 
 
 def edition(name: str) -> str | None:
-    """Return which shape a size name means that has two, with the name of the other; None for any other name."""
+    """Return which shape a size name means, and the name of the other, if it has two shapes; None for other names."""
     if name not in EDITIONS:
         return None
     taken, other = EDITIONS[name]
@@ -122,7 +122,7 @@ def edition(name: str) -> str | None:
 
 
 def _numbers(name: str) -> str:
-    """Return the shape of a preset in words."""
+    """Return the shape of a preset as text."""
     size = PRESETS[name]
     return f"d_model {size.d_model}, d_ff {size.d_ff}, {size.num_layers} layers, {size.num_heads} heads"
 
@@ -131,7 +131,7 @@ def _numbers(name: str) -> str:
 def preset(name: str, **overrides: Any) -> ModelConfig:
     """Return the preset `name` with fields replaced: `preset("large", num_layers=32)`.
 
-    `xl` is `xl-2025`, the shape of the course's handout of 2025; that of 2026 is `xl-2026`.
+    `xl` is `xl-2025`, the shape in the course's handout of 2025; `xl-2026` is the shape of 2026.
     """
     one_of("size", name, PRESETS)
     return replace(PRESETS[name], **overrides)
@@ -232,5 +232,8 @@ class AttentionShape:
 
     @property
     def offset(self) -> int | None:
-        """Query i sees the keys up to i + offset; None: all of them."""
+        """Number of keys after its own index that a query sees: query i sees the keys up to i + offset.
+
+        None means all.
+        """
         return causal_offset(self.seq, self.key_length, self.align) if self.causal else None

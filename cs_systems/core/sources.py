@@ -26,7 +26,7 @@ from cs_systems.core.formats import EXPANSION_FROM, MOST_EXPANSION, Unpacked, he
 from cs_systems.core.validation import ConfigError
 
 MOST_FILES = 10_000  # limit of files in a folder, or of members of an archive
-LARGEST_BYTES = 64 << 30  # limit of an archive's members together
+LARGEST_BYTES = 64 << 30  # limit of the total size of an archive's members
 CHUNK = 1 << 20
 UNPACK = "unpack it yourself and give the folder"
 _DAMAGE = (
@@ -38,7 +38,7 @@ _EXPANDED = f"{MOST_EXPANSION} times its size, unlike any trace or snapshot"
 
 @dataclass(frozen=True)
 class Source:
-    """File to read: `label` is its name for the user, `given` the file, folder or archive that the user named."""
+    """File to read: `label` is its name for the user, `given` is the file, folder or archive that the user named."""
 
     path: Path
     label: str
@@ -62,7 +62,7 @@ def opened(paths: Sequence[Path], suffixes: tuple[str, ...]) -> Iterator[list[So
     """Yield the given files, and the files in given folders and archives with one of the suffixes.
 
     Hidden files and links inside a folder are left out. An error inside the block names files of an archive by their
-    path in it.
+    path in the archive.
 
     Raises:
         ConfigError: An archive is damaged, too large or not safe to unpack, or a folder has too many files.
@@ -88,7 +88,7 @@ def opened(paths: Sequence[Path], suffixes: tuple[str, ...]) -> Iterator[list[So
         except ConfigError as error:
             text = str(error)
             for root_text, path in unpacked.items():
-                own = rf"(read it with cs-systems \w+) \S*{re.escape(root_text)}/.*"  # remedy: another command
+                own = rf"(read it with cs-systems \w+) \S*{re.escape(root_text)}/.*"  # the remedy is another command
                 text = re.sub(own, lambda found, path=path: f"{found[1]} {shlex.quote(str(path))}", text)  # type: ignore[misc]
                 text = text.replace(f"{root_text}/", f"{path}:").replace(root_text, str(path))
             raise ConfigError(text, **error.fields) from None

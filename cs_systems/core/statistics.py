@@ -45,7 +45,7 @@ RESTLESS_SD, RESTLESS = 0.025, 3.0
 """Limit for the standard deviation of rounds, and the ratio of processes' deviation to rounds' assumed above it.
 
 Measured (profiles/verdicts): on one H200 rounds varied by 0.15% and processes by 0.18%; on the CPU of a shared host by
-6.5% and 18%. Without this rule, half of that CPU's comparisons of equal things, with one process per side, gave a
+6.5% and 18%. Without this rule, half of that CPU's comparisons of equal things (one process per side) found a
 difference.
 """
 
@@ -74,7 +74,7 @@ SPREAD_LIMIT = 0.10
 """Largest span of the middle 80% of the samples over the median; an idle H200 has 0.5–2%, a busy laptop 10–40%."""
 
 RARE = 3
-"""Least ratio of the number of usual steps to that of slow ones which are no noise."""
+"""Least ratio of the number of usual steps to the number of slow steps that are not noise."""
 
 DRIFT_LIMIT = 0.02
 """Largest change from the first half of the samples to the second that does not count as a drift."""
@@ -82,7 +82,7 @@ DRIFT_LIMIT = 0.02
 
 @dataclass(frozen=True)
 class Summary:
-    """Summary statistics of samples, in the samples' unit.
+    """Summary statistics of samples, in the unit of the samples.
 
     `std` is None for one sample; `low` and `high` are None for fewer than 6.
     """
@@ -155,7 +155,8 @@ def median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) ->
     binomial(n, ½). None if even minimum and maximum do not reach `confidence` (fewer than 6 samples at 95%).
     """
     n, ordered = len(samples), sorted(samples)
-    rank = max(0, n // 2 - math.ceil(5 * math.sqrt(n)))  # 10 SDs off the middle, the rest is negligible
+    # 10 standard deviations from the middle, where the rest is negligible
+    rank = max(0, n // 2 - math.ceil(5 * math.sqrt(n)))
     below, chance = 0.0, math.comb(n, rank) / 2**n  # P(fewer than `rank` below the median), P(exactly `rank`)
     while rank < n // 2 and below + chance <= (1 - confidence) / 2:
         below, chance, rank = below + chance, chance * (n - rank) / (rank + 1), rank + 1
@@ -197,10 +198,9 @@ class Comparison(NamedTuple):
 
     `low` and `high` are None if there is no interval.
 
-    resolution: the smallest slowdown that this comparison would have detected (0.03 is 3%).
-    unseen: the variance that the samples cannot show, and what would show it.
-    noise: the sources of the variance, in words: processes, rounds, or blocks of steps.
-    a, b: the medians of all samples of each side; `ratio` is their ratio.
+    resolution: the smallest slowdown that this comparison would have detected (0.03 is 3%). unseen: the variance that
+    the samples cannot show, and how to measure it. noise: the source of the variance, as text: processes, rounds, or
+    blocks of steps. a, b: the medians of all samples of each side; `ratio` is their ratio.
     """
 
     ratio: float
@@ -275,7 +275,7 @@ class _Estimate(NamedTuple):
 
     variance: float
     dof: float
-    between_sd: float  # assumed
+    between_sd: float  # assumed standard deviation between processes
 
 
 def _estimate(groups: Sequence[Rounds], between_sd: float) -> _Estimate:
@@ -293,11 +293,12 @@ def _estimate(groups: Sequence[Rounds], between_sd: float) -> _Estimate:
     if round_variances and (rounds_sd := math.sqrt(statistics.fmean(round_variances))) > RESTLESS_SD:
         between_sd = max(between_sd, RESTLESS * rounds_sd)
     assumed = between_sd**2 + (noise := statistics.fmean(within) if within else 0.0)
-    if n == 1:  # between_sd counts as known: only the noise is uncertain (Satterthwaite 1946)
+    if n == 1:  # between_sd counts as known, so only the noise is uncertain (Satterthwaite 1946)
         noise_dof = within_dof * (assumed / noise) ** 2 if noise else math.inf
         return _Estimate(assumed, noise_dof if within else 0, between_sd)
     shown = statistics.variance(centers)
-    of_median = math.pi / (2 * n + math.pi - 2)  # variance of the median of n normal values over that of one
+    # variance of the median of n normal values, relative to the variance of one value
+    of_median = math.pi / (2 * n + math.pi - 2)
     if shown > CONTRADICTION * assumed:
         return _Estimate(of_median * shown, n - 1, between_sd)
     return _Estimate(of_median * (assumed + (n - 1) * shown) / n, n, between_sd)
@@ -370,7 +371,7 @@ def student_t(p: float, dof: float) -> float:
 
 
 def outliers(samples: Sequence[float]) -> list[int]:
-    """Return the indices of samples far from the median, in robust standard deviations.
+    """Return the indices of samples that are far from the median, in robust standard deviations.
 
     The standard deviation is at least 1% of the median: on a device that repeats to the microsecond, every other sample
     would otherwise be an outlier.
@@ -384,8 +385,8 @@ def outliers(samples: Sequence[float]) -> list[int]:
 class Drift(NamedTuple):
     """Trend of samples over time.
 
-    `change` is the ratio of the second half's median to the first half's, minus 1. `p_value` is the probability of so
-    monotone an order by chance.
+    `change` is the ratio of the second half's median to the first half's, minus 1. `p_value` is the probability that
+    chance gives an order at least as monotone.
     """
 
     change: float
@@ -416,10 +417,10 @@ def _rising_pairs(samples: Sequence[float]) -> tuple[int, list[float]]:
 
 
 def unstable(samples: Sequence[float], *, of_loop: bool = False) -> list[str]:
-    """Return the reasons not to trust the median of these samples, in words; empty if there are none.
+    """Return the reasons not to trust the median of these samples, as sentences; empty if there are none.
 
-    Steps that come at a fixed distance, such as each tenth with an evaluation, are left out: they do something else. In
-    a loop of the user's own, so are all rare slow steps.
+    Periodic slow steps, such as an evaluation in every tenth step, are left out because they do other work; in a user's
+    own loop, all rare slow steps are left out.
     """
     usual, *others = step_kinds(samples)
     apart = {i for kind in others if kind.every or (of_loop and _is_rare(kind, usual)) for i in kind.positions}

@@ -1,7 +1,7 @@
 """Kinds of steps in a series of durations: steps that do more work, such as every tenth, and the others.
 
-Steps are one kind unless a group stands out: it comes at a fixed distance and takes twice as long, or a gap in the
-durations separates it that is wide compared with their spread. Noise alone makes no kind.
+Steps are one kind unless a group stands out: it comes at a fixed distance and takes twice as long, or a wide gap in the
+durations (compared with their spread) separates it. Noise alone does not make a kind.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_KINDS = 4
 MOST_NEIGHBOURS = 5  # number of position differences from which a distance is guessed
 GUESSES = 3
 MOST_POWER = 11
-FEW = 5  # so few durations give their spread only to a factor of two
+FEW = 5  # the spread of so few durations is known only to a factor of two
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,14 @@ def _at_a_distance(group: list[int], durations_s: Sequence[float]) -> set[int]:
     for distance, first in _guesses(times):
         chosen = range(first, n, distance)
         inside = sorted(times[first::distance])
-        if len(inside) < FEWEST_AT_A_DISTANCE or median(inside) < TIMES * quarter:  # below the others' median
+        if len(inside) < FEWEST_AT_A_DISTANCE or median(inside) < TIMES * quarter:  # below the median of the others
             continue
         rest = [time for place, time in enumerate(times) if place % distance != first]
         if median(inside) < TIMES * median(rest):
             continue
         above = sum(time >= inside[0] for time in rest)
-        ways = sum(range(2, n // FEWEST_AT_A_DISTANCE + 1))  # number of distances and first steps that noise may match
+        # number of distances and first steps that noise may match by chance
+        ways = sum(range(2, n // FEWEST_AT_A_DISTANCE + 1))
         chance = math.log(ways) + _log_comb(len(inside) + above, above) - _log_comb(n, len(inside))
         if chance < least:
             best, least = chosen, chance

@@ -1,22 +1,21 @@
 """Tables: each is declared once, with the type of its rows and with what a person sees of them.
 
-A table is declared where it is filled, by the function that returns its rows:
+A table is declared at the function that returns its rows:
 
     class GapRow(TypedDict):
         cause: str
         time_s: float
         share: Annotated[float, Column("of wall time")]
 
-
     @table("GPU idle time by cause, per step", "cause time_s share")
     def gaps(profile: Profile) -> list[GapRow]: ...
 
-Code with torch fills others, which analysis and reports must read without it. Each of these is a `Table` in the file
-that predicts or judges the same numbers: memory in `formulas.memory.tables`, collectives in `formulas.communication`.
+Tables that code with torch fills must be readable without torch. Each is a `Table` in the file that predicts or judges
+the same numbers: memory in `formulas.memory.tables`, collectives in `formulas.communication`.
 
 A row is a plain dictionary, as JSON stores it. The name of a column holds its unit: `_s` seconds, `_bytes`, `_flops`,
-`_share` a fraction of 1. None is a value that is unknown. A column that is `NotRequired` stands in some rows only.
-A column of mappings, `bytes: dict[str, int]`, stands for a column per key: `forward_bytes`, with the heading `forward`.
+`_share` a fraction of 1. None is an unknown value. A column that is `NotRequired` is in some rows only. A column of
+mappings, `bytes: dict[str, int]`, stands for a column per key: `forward_bytes`, with the heading `forward`.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from typing import Any, Generic, NotRequired, ParamSpec, TypeVar, cast, get_args
 
 from cs_systems.core import units
 
-# Row of any table, for code that treats every table alike: printing, choosing columns, merging. It is only read.
+# row of any table, for code that treats all tables alike, such as printing, choosing columns and merging; read-only
 Row = Mapping[str, Any]
 Tables = Mapping[str, Sequence[Row]]
 R = TypeVar("R", bound=Row)
 P = ParamSpec("P")
 
-# Module → the tables of a record, a trace or a job that it declares, in the order in which they are shown. For help
-# texts and reserved names, which must not import the modules.
+# Module → names of the tables of a record, a trace or a job that it declares, in the order in which they are shown.
+# Help texts and reserved names use it without importing the modules.
 INDEX = {
     "cs_systems.analysis.attribution.tables": "steps ratio phases families kernels layers parts attention gaps "
     "host_gaps waits overlap ranges",
@@ -77,7 +76,7 @@ def names_in(*modules: str) -> tuple[str, ...]:
 
 
 def declared(name: str) -> list[Table[Any]]:
-    """Return the tables of this name, two where a record and a job share one. Imports the modules that declare them."""
+    """Return the tables of this name; two if a record and a job share it. Imports the modules that declare them."""
     modules = (import_module(module) for module, names in INDEX.items() if name in names.split())
     tables = (each for module in modules for each in vars(module).values() if isinstance(each, Table))
     return [table for table in tables if table.name == name]
@@ -85,13 +84,13 @@ def declared(name: str) -> list[Table[Any]]:
 
 @dataclass(frozen=True)
 class Column:
-    """Column as a person sees it.
+    """Column as it is printed.
 
     heading: "" for the column's name without its unit. note: its explanation, below a table that shows it. beside: the
-    width that the other columns of a terminal take; a longer text is shortened to the rest. own_unit: whether each cell
-    has a unit of its own. form: how a number is written, as `format()` takes it; "" for three digits in the best unit,
-    or all of a whole number. drop: 0 where every terminal shows it; of the others, a narrow one drops the lowest first.
-    signed: whether a number may be negative.
+    width of the other columns on a terminal; texts longer than the remaining width are shortened. own_unit: whether
+    each cell has its own unit. form: the format of a number, for `format()`; "" for three digits in the best unit, or
+    all digits of a whole number. drop: 0 if every terminal shows it; of the others, a narrow terminal drops the lowest
+    first. signed: whether a number may be negative.
     """
 
     heading: str = ""
@@ -107,9 +106,9 @@ class Column:
 class Table(Generic[R]):
     """Table with the type of its rows.
 
-    shown: the columns that a person sees, in their order; "" for all. CSV has every column. notes: sentences below it.
-    most: the rows that are shown unless more are asked for. brief: the rows of a command's short answer, None for a
-    table that it leaves out. headings: those that differ in this table from the columns' own.
+    shown: the printed columns, in order; "" for all. CSV has every column. notes: sentences below it. most: number of
+    rows shown by default. brief: number of rows in a command's short answer; None if the short answer omits the table.
+    headings: headings in this table that differ from the columns' own.
     """
 
     name: str
@@ -128,7 +127,7 @@ class Table(Generic[R]):
 
     @cached_property
     def titles(self) -> dict[str, str]:
-        """Columns that a person sees, in their order, with their headings."""
+        """Printed columns in order, with their headings."""
         names = self.shown.split() or self.columns
         return {name: self.headings.get(name) or self.columns[name].heading or heading(name) for name in names}
 
@@ -138,26 +137,27 @@ class Table(Generic[R]):
         return tuple(sorted((n for n in self.titles if self.columns[n].drop), key=lambda n: self.columns[n].drop))
 
     def of(self, tables: Tables) -> Sequence[R]:
-        """Return the rows of this table in a record, none if it has none."""
+        """Return the rows of this table in a record; empty if it has none."""
         return cast("Sequence[R]", tables.get(self.name, ()))
 
     @cached_property
     def _kinds(self) -> dict[str, tuple[type, ...]]:
-        """The types of each column."""
+        """Types of each column's values."""
         return {name: get_args(hint) or (hint,) for name, hint in get_type_hints(self._type()).items()}
 
     @cached_property
     def _required(self) -> tuple[str, ...]:
         """Columns of every row.
 
-        `__required_keys__` alone takes `NotRequired` for a text in a file with `from __future__ import annotations`.
+        `__required_keys__` alone is wrong in a file with `from __future__ import annotations`, where `NotRequired` is
+        only a text.
         """
         of_class: frozenset[str] = self._type().__required_keys__  # type: ignore[attr-defined]
         hints = get_type_hints(self._type(), include_extras=True)
         return tuple(name for name in hints if name in of_class and get_origin(hints[name]) is not NotRequired)
 
     def fits(self, row: Row) -> bool:
-        """Return whether a row, perhaps of another program, has its columns, all with values that they may have."""
+        """Return whether a row, perhaps from another program, has the required columns and only valid values."""
         return all(name in row for name in self._required) and all(
             _is_of(row[name], kinds, is_signed=self.columns[name].signed)
             for name, kinds in self._kinds.items()
@@ -165,7 +165,7 @@ class Table(Generic[R]):
         )
 
     def filled(self, rows: Sequence[R]) -> dict[str, Sequence[Row]]:
-        """Return the rows by the table's name, as a record holds them."""
+        """Return the rows under the table's name, in the form of a record's results."""
         return {self.name: rows}
 
     def _type(self) -> type[R]:
@@ -174,7 +174,7 @@ class Table(Generic[R]):
 
 @dataclass(frozen=True, eq=False)
 class Filled(Table[R], Generic[R, P]):
-    """Table with the function that returns its rows: it is called like the function."""
+    """Table with the function that returns its rows; it is called like the function."""
 
     by: Callable[P, list[R]] = field(kw_only=True)
 
@@ -188,7 +188,7 @@ class Filled(Table[R], Generic[R, P]):
 def table(
     caption: str, shown: str = "", *, name: str = "", **others: Any
 ) -> Callable[[Callable[P, list[R]]], Filled[R, P]]:
-    """Declare the table of the rows that the decorated function returns, by the function's name unless one is given."""
+    """Declare the table of the rows that the decorated function returns; its name is the function's by default."""
 
     def declared(by: Callable[P, list[R]]) -> Filled[R, P]:
         return Filled(name or by.__name__, cast("type[R]", dict), caption, shown, by=by, **others)
@@ -197,7 +197,7 @@ def table(
 
 
 def first(count: int) -> Callable[[Sequence[R]], Sequence[R]]:
-    """Return what chooses the first rows of a table for a short answer."""
+    """Return a function that selects the first `count` rows of a table for a short answer."""
     return lambda rows: rows[:count]
 
 
@@ -213,7 +213,7 @@ def heading(column: str) -> str:
 
 
 def first_row(tables: Tables, name: str) -> Row:
-    """Return the first row of a table; empty where there is none."""
+    """Return the first row of a table; an empty row if there is none."""
     return next(iter(tables.get(name, ())), {})
 
 

@@ -1,4 +1,4 @@
-"""Units of columns: conversion from base units for display, and lookup of a column by a name with a unit.
+"""Units of columns: conversion from base units for display, and lookup of a column by a name that contains a unit.
 
 Data holds seconds, bytes and FLOPs, and the unit ends the column's name. A name may end in a smaller or larger unit
 instead (`median_ms`, `peak_allocated_gib`): the same column, shown in that unit.

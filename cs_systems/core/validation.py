@@ -19,8 +19,8 @@ C = TypeVar("C")
 class ConfigError(ValueError):
     """Malformed input; the message names the remedy. The command line exits with status 2.
 
-    fields: the configuration's fields that the message names; the command line writes its options in their place.
-    paths: the same for a field that the message calls by another word, `model="model.name"`.
+    fields: the configuration fields that the message names; the command line replaces them by its options. paths: the
+    same for a field that the message names by another word, such as `model="model.name"`.
     """
 
     def __init__(self, message: str, *fields: str, **paths: str) -> None:
@@ -34,7 +34,7 @@ class ConfigError(ValueError):
         return re.sub(whole, lambda found: option(self.fields[found[0]]), str(self)) if names else str(self)
 
 
-OPTIONS: dict[str, str] = {}  # option of the command line by field, where their names differ; declarations fill it
+OPTIONS: dict[str, str] = {}  # option of the command line by field, if their names differ; filled by declarations
 
 
 def option(field: str) -> str:
@@ -116,7 +116,7 @@ def fields_checked(cls: type[C], instead: Mapping[str, str] | None = None) -> ty
 def one_of(what: str, value: str, known: Iterable[str], meant: Mapping[str, str] | None = None) -> str:
     """Return `value` if it is known.
 
-    meant: common wrong words → the name that is meant.
+    meant: common wrong words → the intended name.
 
     Raises:
         ConfigError: it is unknown; the message suggests the nearest valid names.
@@ -151,7 +151,7 @@ def nearest(value: str, known: Iterable[str]) -> list[str]:
     """
     names, word, is_word = {name.lower(): name for name in known}, value.lower(), len(value) > 2
     beginning = [name for name in names if is_word and name.startswith(word)]
-    import difflib  # for a word that is unknown, which is rare
+    import difflib  # imported only for unknown words, which are rare
 
     alike = difflib.get_close_matches(word, names, n=len(names) or 1, cutoff=0.5)
     closely = difflib.get_close_matches(word, alike, n=len(alike) or 1, cutoff=0.6)
@@ -195,7 +195,7 @@ def number(config: Any, name: str) -> None:
 
 
 def of_type(config: Any, kind: type | types.UnionType, what: str, *names: str) -> None:
-    """Raise ConfigError unless each named field of `config` has a type; `what` describes the type in words."""
+    """Raise ConfigError unless each named field of `config` has a type; `what` is the phrase for it."""
     for name in names:
         if not isinstance(value := getattr(config, name), kind):
             raise ConfigError(f"{name} is {shown(value)}; it must be {what}")
@@ -217,7 +217,7 @@ def short_name(what: str, name: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a wrong value as text for a message: shortened, and for a container only its type.
+    """Return a wrong value as text for a message: shortened; for a container only its type.
 
     A structure that refers to itself many times, or a number with many digits, would take very long to format in full.
     """

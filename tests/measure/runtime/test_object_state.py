@@ -523,7 +523,7 @@ def test_unrestorable_object_is_named_and_the_rest_is_restored() -> None:
     model = Model({"table": {key: 1}, "after": [0]}, change)
     weights = model.fc.weight.clone()
     message = (
-        "the measurement may have changed model.held['table'] (ValueError: no hash), and could not put it back; load "
+        "the measurement may have changed model.held['table'] (ValueError: no hash), and could not restore it; load "
         "the model again before it is trained or saved, and build again what else is named"
     )
     with pytest.warns(UserWarning, match=f"^{re.escape(message)}$") as warned:
