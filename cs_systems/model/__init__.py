@@ -1,4 +1,4 @@
-"""Model that is measured by default: its attention, kernels, parts of the training step, parallel strategies."""
+"""Model that is measured by default: attention, kernels, parts of the training step, parallel strategies."""
 
 from __future__ import annotations
 

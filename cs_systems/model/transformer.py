@@ -1,7 +1,7 @@
 """Pre-norm decoder BasicTransformerLM with RMSNorm, rotary embeddings and SwiGLU.
 
-Attention is passed in; this module has no distribution and no instrumentation. Shapes: B batch, S sequence, D d_model,
-F d_ff, H heads, K = D / H head size, V vocabulary.
+The attention function is an argument; this module has no distribution and no instrumentation. Shapes: B batch, S
+sequence, D d_model, F d_ff, H heads, K = D / H head size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class BasicTransformerLM(nn.Module):
         self.lm_head = Linear(config.d_model, config.vocab_size)
 
     def forward(self, token_ids: Tensor, *, with_head: bool = True) -> Tensor:
-        """Return the logits, or without the head its input (B, S, D)."""
+        """Return the logits; without the head, return its input (B, S, D)."""
         if token_ids.shape[-1] > self.config.context_length:
             raise ConfigError(
                 f"sequence length {token_ids.shape[-1]} exceeds the model's context length "

@@ -1,9 +1,9 @@
 """Attention backends, one file each; a new file exports `BACKEND = AttentionBackend(...)`.
 
 Every backend is `(q, k, v, *, causal=False, scale=None, align="upper_left") -> out` on tensors of shape (batch, heads,
-seq, d_head). k and v may have fewer heads (grouped queries) and another length if the backend supports it. A query row
-that sees no key gives 0. A backend never falls back to another: for a call that it does not support, `unavailable`
-returns the reason.
+seq, d_head). k and v may have fewer heads (grouped queries) and another length if the backend supports it. The output
+of a query that sees no key is 0. A backend never falls back to another: for a call that it does not support,
+`unavailable` returns the reason.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5, "float16": 5e-3, "bfloat16": 2e-2}
-"""dtype name → largest relative error ‖out − ref‖ / ‖ref‖ against float64, for a backend that sums in float32. A
-backend that `rounds_scores` stays within it while scores are small."""
+"""dtype name → largest relative error ‖out − ref‖ / ‖ref‖ against float64, for a backend that sums in float32."""
 
 
 def always_available(call: AttentionCall) -> str | None:
@@ -39,17 +38,19 @@ class AttentionBackend:
         tolerance: in the form of TOLERANCE, for outputs and gradients; dtypes that it does not name are not supported.
         algorithm: returns the properties of the implementation's computation for a call, for executed FLOPs and
             predicted memory.
-        rounds_scores: it keeps the scores in the dtype of q. The error of a score s is then up to u |s|, u the dtype's
+        rounds_scores: whether it keeps the scores in the dtype of q. The error of a score s is then up to u |s|, u the
+            dtype's
             unit roundoff, and its weight has that relative error: in bfloat16 (u = 2⁻⁸) 6% at a score of 16, however
-            exact the sums are. A row dominated by one weight has the same error. Must be a literal, like the next four,
-            because a process without torch reads them from the file.
-        full_matrix: its scores are a whole matrix, in torch's own operations as in naive; False: in tiles.
-        keeps: the properties of its algorithm that memory depends on, where they differ from naive's with
-            `full_matrix`, or else from those of `formulas.memory.fit.TILED`.
+            exact the sums are. A row dominated by one weight has the same error. Must be a literal, like the next four
+            attributes, because a process without torch reads them from the file.
+        full_matrix: whether its scores are a whole matrix, computed by torch's own operations as in naive, instead of
+            tiles.
+        keeps: the properties of its algorithm that determine memory, if they differ from naive's (with `full_matrix`)
+            or from `formulas.memory.fit.TILED`.
         torch_kernel: the kernel of torch's scaled_dot_product_attention that it forces: one of `formulas.sdpa.KERNELS`.
-        one_operator: "always", if a call is one torch operator, the output of which a checkpoint can keep; "compiled",
-            if it is in a compiled model only.
-        has_window: the function also takes `window=W`: a causal query sees only the last W keys up to its own.
+        one_operator: "always" if a call is one torch operator, so that a checkpoint can keep its output; "compiled" if
+            this is so only in a compiled model.
+        has_window: whether the function also takes `window=W`: a causal query sees only the last W keys up to its own.
         describe: returns the implementation that runs, with its version, for the record ("flash-attn 2.8.3
             (FlashAttention-2)").
     """

@@ -15,8 +15,8 @@ from torch.autograd.function import Function, once_differentiable
 def applied(function: type[Function]) -> Callable[..., Any]:
     """Return a faster `function.apply` for three tensors and options.
 
-    torch's own method inspects the signature and every argument. It is called only while torch.compile traces, and
-    inside functorch's transforms.
+    torch's own method inspects the signature and every argument. Here that method is called only while torch.compile
+    traces, and inside functorch's transforms.
     """
     direct = super(Function, function).apply  # type: ignore[misc]
 

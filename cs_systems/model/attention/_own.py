@@ -1,4 +1,4 @@
-"""Attention of the user's own in the forms that students write, called as backends are.
+"""User's own attention, in the forms that students write, converted to the call of a backend.
 
 `path.py:name` names a function with the arguments of a backend; a `torch.autograd.Function` with `apply(q, k, v,
 is_causal)` on tensors (batch, seq, d_head); a function without arguments that returns one, such as
@@ -23,9 +23,9 @@ _MASKS = ("mask", "attn_mask", "attention_mask")
 
 
 def as_backend(name: str, made: Any) -> Any:
-    """Return an object of the user's own as a function with the arguments of a backend, if it has one of the forms.
+    """Return a user's own object as a function with the arguments of a backend, if it has one of the forms.
 
-    Anything else is returned as it is. Raises ConfigError for a Function whose forward takes other arguments.
+    Anything else is returned unchanged. Raises ConfigError for a Function whose forward takes other arguments.
     """
     if isinstance(made, AttentionBackend) or not callable(made):
         return made

@@ -36,7 +36,7 @@ def check_one_device(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def cannot_run(call: AttentionCall) -> str | None:
-    """Return the reason why no backend can run the call (a dtype that is not floating, an absent device), or None."""
+    """Return the reason why no backend can run the call (a non-floating dtype, or no such device), or None."""
     return wrong_dtype(call, TOLERANCE) or (no_cuda() if call.device == "cuda" else None)
 
 

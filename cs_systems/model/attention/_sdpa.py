@@ -43,7 +43,8 @@ def sdpa_backend(
 ) -> AttentionBackend:
     """Return the backend that forces `kernel`, for the dtypes that it supports.
 
-    cuda_dtypes: the dtypes on CUDA, if fewer are supported there. declared: the backend's literals.
+    cuda_dtypes: the dtypes on CUDA, if fewer are supported there. declared: the literals that the backend's file
+    declares.
     """
     return AttentionBackend(
         partial(_attention, kernel=kernel),
@@ -72,7 +73,7 @@ def _attention(
         if kernel is SDPBackend.MATH or q.device.type == "cpu":
             mask = ~hidden_keys(seq_q, seq_k, align, q.device)
         else:  # the fused kernels recognise this mask by its class and skip the hidden tiles
-            from torch.nn.attention.bias import causal_lower_right  # loads torch.compile: 2.5 s
+            from torch.nn.attention.bias import causal_lower_right  # this import loads torch.compile, which takes 2.5 s
 
             mask = causal_lower_right(seq_q, seq_k)
     with sdpa_kernel(kernel):

@@ -16,7 +16,7 @@ def _unavailable(call: AttentionCall) -> str | None:
     return cannot_run(call) or cannot_compile(call.device)
 
 
-# As naive in forward and in the tensors that it keeps; in backward the scores' gradient overwrites the weights'.
+# like naive in forward and in the kept tensors; in backward the scores' gradient overwrites the weights' gradient
 BACKEND = AttentionBackend(
     compile_each_shape(attention),
     unavailable=_unavailable,

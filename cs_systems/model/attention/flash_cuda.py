@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from cs_systems.model.kernels.cuda.launch import Problem
 
 DTYPES = ("float16", "bfloat16")
-LARGEST_D_HEAD = 256  # the same as flash_triton's
+LARGEST_D_HEAD = 256  # the same limit as flash_triton's
 
 
 def attention(
@@ -52,7 +52,7 @@ def attention(
         dtype = torch.get_autocast_dtype(device)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    if scale <= 0:  # the kernels take the maximum before scaling
+    if scale <= 0:  # the kernels take the maximum before scaling, so the scale must be positive
         q, scale = (q * 0, 1.0) if scale == 0 else (-q, -scale)
     out: Tensor = _apply(q, k, v, causal, causal_offset(q.shape[-2], k.shape[-2], align), scale)
     return out

@@ -93,7 +93,8 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale: 
                 m_i = m_new
             with annotate("value"):
                 O_i = rescale[..., None] * O_i + P_ij @ V_j
-        # The row's maximum alone contributes 1 to l, so only a row that saw no key is below it: 0 / 1 = 0 there.
+        # The row's maximum alone contributes 1 to l, so l < 1 only for a row that saw no key; its output is then 0 / 1
+        # = 0.
         out[..., i, :] = O_i / l_i.clamp(min=1)[..., None]
         lse[..., i] = m_i + l_i.log()
     return out, lse

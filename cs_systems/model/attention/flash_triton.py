@@ -160,7 +160,7 @@ def _problem(
 
     capability = None if device < 0 else torch.cuda.get_device_capability(device)
     tiles = tiles or tiles_for(capability, q.element_size(), q.shape[-1])
-    tiles = tiles.without_descriptors() if packing else tiles  # TMA would read on into the next sequence
+    tiles = tiles.without_descriptors() if packing else tiles  # TMA would read beyond the end into the next sequence
     return Problem(_as_4d(q), _as_4d(k), _as_4d(v), causal, offset, scale, tiles, window, packing)
 
 
@@ -178,7 +178,7 @@ def _reads(x: Tensor) -> bool:
 
 
 def _tiles_are_near(x: Tensor) -> bool:
-    """Return True if the elements of any tile of (..., seq, d_head) are less than 2³¹ apart."""
+    """Return True if all elements of any tile of (..., seq, d_head) are less than 2³¹ apart."""
     rows, columns = min(x.shape[-2], MOST_ROWS) - 1, x.shape[-1] - 1
     return rows * x.stride(-2) + columns * x.stride(-1) < 2**31
 
@@ -187,7 +187,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     check_one_device(q, k, v)
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"q, k, v are {q.dtype}, {k.dtype}, {v.dtype}; cast them to one dtype, or call under autocast")
-    # With 3 dimensions the first is the batch; with more, the third last is heads. Kernels read past a small batch.
+    # With 3 dimensions the first is the batch; with more, the third last is heads. Kernels would read past the end of a
+    # smaller batch.
     batch_q, batch_k = (x.shape[:-3] or x.shape[:-2] for x in (q, k))
     if k.shape != v.shape or q.shape[-1] != k.shape[-1] or q.ndim != k.ndim or batch_q != batch_k:
         shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))

@@ -19,7 +19,7 @@ from cs_systems.model.attention._refusals import cannot_compile, wrong_dtype
 
 DTYPES = ("float32", "float16", "bfloat16")
 BLOCK = 128  # torch's default granularity of a BlockMask
-LARGE_MASK = 2**26  # limit of elements: 64 MiB, 8192 × 8192
+LARGE_MASK = 2**26  # elements; 64 MiB, or 8192 × 8192
 
 _compiled = compile_each_shape(flex_attention)
 _compiled_create = compile_each_shape(create_block_mask)
@@ -41,7 +41,7 @@ def attention(
     causal query sees only the last `window` keys up to its own.
     """
     check_window(window, causal)
-    # If the caller is being compiled, it traces the mask into its own graph, where the cache cannot be used.
+    # a caller that is being compiled traces the mask into its own graph, where the cache cannot be used
     blocks = _causal_blocks if torch.compiler.is_compiling() else _kept_blocks
     mask = blocks(q.shape[-2], k.shape[-2], align, q.device, window) if causal else None
     out: Tensor = _compiled(q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])

@@ -39,7 +39,7 @@ def attention(
     seq_q, seq_k = q.shape[-2], k.shape[-2]
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     with annotate("scores"):
-        # Scaling q costs seq_q × d_head; scaling the scores would cost a pass over the largest tensor.
+        # scaling q costs seq_q × d_head operations; scaling the scores would cost a pass over the largest tensor
         scores = (q * scale) @ k.transpose(-2, -1)
         if causal:
             hidden = hidden_keys(seq_q, seq_k, align, q.device, window)

@@ -60,7 +60,7 @@ def compile_for(
 
 
 def compiled_for(capability: int, kernel: Any, arguments: Mapping[str, Any], options: Mapping[str, int]) -> Any:
-    """Compile a `@triton.jit` kernel for `capability` (90 is 9.0), specialized as a call with these arguments would be.
+    """Compile a `@triton.jit` kernel for `capability` (90 is 9.0), specialized like a call with these arguments.
 
     Tensors may be on torch's "meta" device: only dtype, alignment and the other arguments' values matter. Raises
     RuntimeError for anything else, such as a kernel of a process that interprets its kernels; triton's errors pass
@@ -97,7 +97,7 @@ def _target(capability: int) -> Iterator[None]:
 def read_machine_code(cubin: bytes) -> tuple[dict[str, str], Counter[str]]:
     """Return cuobjdump's resource usage of the one kernel in `cubin`, and the number of occurrences of each opcode."""
     usage = _inspected(cubin, "cuobjdump", "-res-usage")
-    # Only code sections, without the data-flow analysis, which only adds comments: a third faster.
+    # only code sections, without the data-flow analysis, which only adds comments: a third faster
     assembly = _inspected(cubin, "nvdisasm", "--print-code", "--no-dataflow")
     # A line is `/*0420*/  @!P0 HGMMA.64x64x16.F32.BF16 R24, …`: the opcode comes after an optional predicate.
     opcodes = re.findall(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?([A-Z][A-Z0-9]*)", assembly, re.MULTILINE)

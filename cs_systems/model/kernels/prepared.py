@@ -13,7 +13,7 @@ from cs_systems.model.kernels.driver import CallSequence, KernelCall
 
 MOST_LAYOUTS = 4096
 """Limit of layouts that a pass keeps prepared, about 10 KiB each; it then drops all."""
-SCRATCH_ALIGNMENT = 512  # alignment in bytes, as of torch's allocations
+SCRATCH_ALIGNMENT = 512  # alignment in bytes, like torch's allocations
 INTERPRETER = -1
 """Device index that stands for the CPU, where Triton's interpreter runs."""
 
@@ -123,7 +123,7 @@ class _Compiled:
 
     def __init__(self, sequence: CallSequence, device: torch.device, scratch: Mapping[str, Tensor]) -> None:
         self._run = sequence.run
-        self._bytes = torch.empty(0, dtype=torch.uint8, device=device)  # new_empty of it makes the scratch memory
+        self._bytes = torch.empty(0, dtype=torch.uint8, device=device)  # its new_empty makes the scratch memory
         self._offsets, self._scratch_bytes = list[int](), 0
         for tensor in scratch.values():
             self._offsets.append(self._scratch_bytes)
@@ -145,7 +145,7 @@ def empty_rows(q: Tensor) -> Tensor:
 
 @cache
 def _no_numbers(device: torch.device) -> Tensor:
-    """Return an empty tensor, on which `new_empty` costs a third of `torch.empty` with a dtype and a device."""
+    """Return an empty tensor, on which `new_empty` costs a third of `torch.empty` with dtype and device."""
     return torch.empty(0, device=device, dtype=torch.float32)
 
 

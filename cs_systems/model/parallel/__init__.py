@@ -62,9 +62,12 @@ _NARROW = {"compute_dtype", "comm_dtype"}  # options with the values bf16 and fp
 
 @dataclass(frozen=True)
 class ParallelStrategy:
-    """Strategy to divide the work of a step. A hook that is not given does nothing, so that strategies compose.
+    """Strategy for dividing the work of a step among ranks.
 
-    splits: objects of which each rank has only a share: "batch", "optimizer", "gradients", "parameters", "features"
+    A hook that is not given does nothing, so that strategies compose.
+
+    splits: objects that are divided, so that each rank has only a share: "batch", "optimizer", "gradients",
+        "parameters", "features"
         (heads and d_ff of each block: tensor parallelism). Must be literals, like `overlaps` and `options`, because a
         process without torch reads them from the file.
     overlaps: whether it sends gradients while backward computes others.
@@ -81,9 +84,9 @@ class ParallelStrategy:
         1), a "size" (a number above 0), "any", or one of these names. "… for NCCL": omit it on a CPU.
     one_dtype: whether it takes only models with a single dtype of parameters.
     for_unused: the options that it needs if a batch may leave a parameter without a gradient.
-    buckets: bytes that it holds all the time in addition to parameters, in Ψ. bucket_view: the option that makes
-        gradients views of the buckets; None if there is none, or in a composition if it is off.
-    gradient_copies: bytes of copies of gradients that it holds after backward next to them, in Ψ.
+    buckets: bytes that it always holds in addition to the parameters, in Ψ. bucket_view: the option that makes
+        gradients views of the buckets; None without such an option, or if it is off in a composition.
+    gradient_copies: bytes of copies of gradients that it holds after backward in addition to the gradients, in Ψ.
     tp_degree: the number of neighbouring ranks that take the same rows; None: all.
     """
 
@@ -111,7 +114,7 @@ class ParallelStrategy:
         return rank // degree, world_size // degree
 
     def grad_scaler(self, device: str, *, enabled: bool = True) -> torch.amp.GradScaler:
-        """Return fp16's gradient scaler for a type of device; unless enabled it does nothing.
+        """Return fp16's gradient scaler for a type of device; it does nothing unless enabled.
 
         If each rank has only a share of the gradients, all ranks skip a step that overflows on one rank.
         """
@@ -164,7 +167,7 @@ def check_config(config: RunConfig) -> None:
             raise ConfigError(f"{option} requires NCCL, which needs GPUs; leave it out on a CPU")
     if "features" in (splits := splits_of(config.strategy)):
         check_layout(config.world_size, config.tp_degree, splits)
-        if config.subject is not Subject.OWN:  # other models' layers are known only once they are built
+        if config.subject is not Subject.OWN:  # layers of other models are known only after they are built
             degree = config.tp_degree if "batch" in splits else None
             check_division(config.model.num_heads, config.model.d_ff, config.world_size, degree)
 
@@ -175,7 +178,7 @@ def compose(name: str, **options: Any) -> ParallelStrategy:
     Raises ConfigError as `check` does.
     """
     parts = {part: _found(part) for part in check(name, options)}
-    # Tensor parallelism wraps first: the others shard, average and step the parameters that remain on a rank.
+    # tensor parallelism wraps first; the others shard, average and update the parameters that remain on a rank
     inside_out = sorted(parts.values(), key=lambda part: "features" not in part.splits)
     splits = frozenset[str]().union(*(part.splits for part in parts.values()))
     tp_degree = options.get("tp_degree") if "features" in splits else 1
@@ -254,7 +257,10 @@ def _making(make: Callable[..., Any], cls: Callable[..., Any]) -> Callable[..., 
 
 
 def _check_value(option: str, value: Any, takes: Takes) -> None:
-    """Raise ConfigError unless an option's value is allowed. Dtypes and None, from programs only, are not checked."""
+    """Raise ConfigError unless an option's value is allowed.
+
+    Dtypes and None, which only programs give, are not checked.
+    """
     if not isinstance(value, str | bool | int | float):
         return
     if not isinstance(takes, str):

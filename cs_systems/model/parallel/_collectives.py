@@ -83,14 +83,15 @@ class Averaging:
         backend: Any = group._get_backend(device)
         self._ranks = group.size()
         self._start, self._start_several = backend.allreduce, backend.allreduce_coalesced
-        # NCCL divides while summing. Otherwise divide before: in fp16, a sum that is divided afterwards would overflow.
+        # NCCL divides while summing. Otherwise divide before the sum: in fp16, a sum that is divided afterwards could
+        # overflow.
         self._divides = backend.name() == "nccl"
         operation = dist.ReduceOp.AVG if self._divides else dist.ReduceOp.SUM
         self._options = _options(dist.AllreduceOptions(), operation)
         self._options_of_several = _options(dist.AllreduceCoalescedOptions(), operation)
 
     def __call__(self, tensors: list[Tensor]) -> Any:
-        """Start to average `tensors` (contiguous, of one dtype), as one collective; the handle's `wait()` ends it.
+        """Start averaging `tensors` (contiguous, of one dtype) in one collective; the handle's `wait()` ends it.
 
         NCCL takes several tensors in place in one launch, without a copy; gloo copies them into one.
         """
@@ -134,13 +135,13 @@ def communicator(group: ProcessGroup | None, max_ctas: int | None, high_priority
 
 
 def average_shard(flat: Tensor, shard: Tensor, group: ProcessGroup | None = None) -> Any:
-    """Start to average `flat` over the ranks; this rank gets its N-th part in `shard`. Overwrites `flat`."""
+    """Start averaging `flat` over the ranks; this rank gets its N-th part in `shard`. Overwrites `flat`."""
     _note("reduce_scatter", group, flat)
     return _reduce_scatter(shard, flat, _divided(flat, group), group, async_op=True)
 
 
 def gather_shards(flat: Tensor, shard: Tensor, group: ProcessGroup | None = None) -> Any:
-    """Start to fill `flat` with the shards of all ranks, in rank order; `shard` may be this rank's part of it."""
+    """Start filling `flat` with the shards of all ranks, in rank order; `shard` may be this rank's part of it."""
     _note("all_gather", group, flat)
     return _all_gather(_sendable(flat), _sendable(shard), group, async_op=True)
 
@@ -159,7 +160,7 @@ def _divided(flat: Tensor, group: ProcessGroup | None) -> Any:
 
 
 def total(tensor: Tensor, group: ProcessGroup | None = None) -> Any:
-    """Start the sum of `tensor` over the ranks, in place."""
+    """Start summing `tensor` over the ranks, in place."""
     _note("all_reduce", group, tensor)
     return dist.all_reduce(tensor, dist.ReduceOp.SUM, group, async_op=True)
 
@@ -171,6 +172,6 @@ def maximum(flat: Tensor, group: ProcessGroup | None = None) -> Any:
 
 
 def broadcast(tensor: Tensor, source: int, group: ProcessGroup | None = None) -> Any:
-    """Start to overwrite `tensor` (contiguous) with the tensor of rank `source`."""
+    """Start overwriting `tensor` (contiguous) with the tensor of rank `source`."""
     _note("broadcast", group, tensor)
     return dist.broadcast(_sendable(tensor), group=group, group_src=source, async_op=True)

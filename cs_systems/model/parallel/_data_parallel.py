@@ -40,7 +40,7 @@ def by_size(params: Sequence[nn.Parameter], size_bytes: float, last_bytes: float
     """Return buckets of one dtype and device, closed by the parameter that fills them, the last registered first.
 
     last_bytes: the size at which the last bucket is closed, which is sent without overlap. Each bucket may be twice as
-        large as the next one, up to size_bytes. None: all have the same limit.
+        large as the next one, up to size_bytes. None means that all have the same limit.
     """
     done: list[Bucket] = []
     open_buckets: dict[Any, Bucket] = {}
@@ -67,7 +67,9 @@ def refuse_unfrozen(frozen: Mapping[str, Tensor]) -> None:
 
 
 def check_same_parameters(module: nn.Module, group: ProcessGroup | None = None) -> None:
-    """Raise ValueError on every rank if one has other parameters or buffers than rank 0; the message names the first.
+    """Raise ValueError on every rank if one has other parameters or buffers than rank 0.
+
+    The message names the first difference.
 
     group: the ranks to compare; all by default. The message gives their ranks in the whole job.
     """
@@ -124,15 +126,15 @@ class DataParallel(nn.Module):
 
     Every rank creates it, and then calls the same methods in the same order.
 
-    buckets: function that divides the trainable parameters into buckets, one per all-reduce, in the order of sending.
+    buckets: function that divides the trainable parameters into buckets, one per all-reduce, in sending order.
     overlap: send a bucket as soon as backward has filled it, instead of all after backward.
     group: the ranks that average; all by default.
     send_thread: a separate thread starts the collectives of backward, all of them before backward ends. Do not use it
         if the model itself (synchronised batch norm) or another group of ranks also sends during backward: the order
         of the two would differ from rank to rank, and they may then deadlock, or receive each other's data.
 
-    The first backward on rank 0 decides the order in which later steps send buckets.
-    Raises ValueError if the ranks have different models.
+    The first backward on rank 0 decides the order in which later steps send buckets. Raises ValueError if the ranks
+    have different models.
     """
 
     def __init__(
@@ -189,7 +191,7 @@ class DataParallel(nn.Module):
         while self._unsent:
             self._send(self._unsent.popleft())
         present = self._presence()
-        # Last on every rank, because a rank that used all parameters sent its buckets during backward.
+        # last on every rank, because a rank that used all parameters sent its buckets during backward
         presence = maximum(present, self._group) if len(present) else None
         for handle, _ in self._in_flight:
             handle.wait()
@@ -242,7 +244,7 @@ class DataParallel(nn.Module):
         self._in_flight.append(self._start(index, grads))
 
     def _start(self, index: int, grads: list[Tensor]) -> tuple[Any, Any]:
-        """Start to average one bucket in place; return (handle, tensors that must live until it has ended).
+        """Start averaging one bucket in place; return (handle, tensors that must live until it has ended).
 
         grads: the contiguous gradients of its parameters.
         """
@@ -300,7 +302,7 @@ def _is_shared(grad: Tensor) -> bool:
     Autograd gives the same gradient tensor to two parameters if they are added in views of the same shape.
     """
     storage = grad.untyped_storage()
-    its_own = 2  # references of the gradient and of `storage`
+    its_own = 2  # references that the gradient and `storage` hold themselves
     return storage.nbytes() == grad.nbytes and torch._C._storage_Use_Count(storage._cdata) > its_own
 
 

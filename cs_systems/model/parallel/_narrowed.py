@@ -51,11 +51,11 @@ class NarrowedDataParallel(DataParallel):
         with torch.cuda.stream(after):
             handle.wait()
             torch._foreach_copy_(grads, parts)
-        # Keep the tensors until the stream that frees them has waited for the last stream that uses them.
+        # keep the tensors until the stream that frees them has waited for the last stream that uses them
         return _Handle(lambda: torch.cuda.current_stream().wait_stream(after)), flat
 
     def _narrow(self, index: int, grads: list[Tensor]) -> tuple[Any, Tensor, list[Tensor]]:
-        """Start to average in `dtype`; return (handle, sent tensor, its parts in the shapes of the gradients)."""
+        """Start averaging in `dtype`; return (handle, sent tensor, its parts in the shapes of the gradients)."""
         sizes = [grad.numel() for grad in grads]
         flat = torch.empty(sum(sizes), dtype=self._dtype, device=grads[0].device)
         parts = [part.view(grad.shape) for part, grad in zip(flat.split(sizes), grads, strict=True)]

@@ -1,4 +1,4 @@
-"""Hooks of a parallel strategy made of code of the user's own, in the forms of `core.own_strategy`."""
+"""Hooks of a parallel strategy from a user's own code, in the forms of `core.own_strategy`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ SENT = {frozenset({"batch"}): averaging_bytes, frozenset({"optimizer"}): owners_
 
 
 def fields_of(name: str, made: Any) -> dict[str, Any]:
-    """Return the fields of a ParallelStrategy that `path.py:name` refers to. Raises ConfigError if it has no form."""
+    """Return the fields of a ParallelStrategy for the object named `path.py:name`.
+
+    Raises ConfigError if it has no form.
+    """
     if not callable(made):
         raise ConfigError(f"strategy {name} is {shown(made)}; name {FORMS}")
     form = form_of(name)
@@ -31,9 +34,9 @@ def fields_of(name: str, made: Any) -> dict[str, Any]:
 
 
 class _Own:
-    """Hooks of a module or function of the user's own; it holds the optimizer, which the functions of a step take.
+    """Hooks of a user's own module or functions; it holds the optimizer, which the functions of a step take.
 
-    made: the class or function. functions: those that belong to it, by BEFORE, AFTER and GATHER.
+    made: the class or function. functions: the functions that belong to it, by BEFORE, AFTER and GATHER.
     """
 
     def __init__(self, name: str, made: Callable[..., Any], form: Form, functions: Mapping[str, Any]) -> None:
@@ -51,7 +54,7 @@ class _Own:
         }
 
     def wrap(self, model: nn.Module, **options: Any) -> nn.Module:
-        """Return the wrapped model; the model itself where the code only registers hooks, or has no module at all."""
+        """Return the wrapped model; the model itself if the code only registers hooks, or has no module."""
         if self.form.kind == "functions":
             return model
         if missing := [each for each, is_needed in self.form.options.items() if is_needed and each not in options]:
@@ -99,5 +102,5 @@ class _Own:
 
 
 def _value(option: str, value: Any) -> Any:
-    """Return an option's value: a torch.dtype where a name such as compute_dtype says so."""
+    """Return an option's value: a torch.dtype for options with names such as compute_dtype."""
     return DTYPES.get(value, value) if option.endswith("dtype") else value

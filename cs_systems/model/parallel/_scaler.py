@@ -1,4 +1,4 @@
-"""Gradient scaler for fp16 if each rank has a share of the gradients; all ranks agree on the overflowed steps."""
+"""Gradient scaler for fp16 if each rank has a share of the gradients; all ranks agree on the steps to skip."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _lines: weakref.WeakValueDictionary[torch.device, _Line] = weakref.WeakValueDict
 class Sender:
     """Sender of jobs to the thread of its device, which runs all senders' jobs in order and ends with the last sender.
 
-    in_backward: whether a backward has begun and is not known to have ended.
+    in_backward: whether a backward has begun, and may not have ended.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""State of a model by its names without the module around it."""
+"""State of a model under the names that it has without its wrapper."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ if TYPE_CHECKING:
 
 
 def unwrapped_state(model: nn.Module) -> Mapping[str, Tensor]:
-    """Return the whole parameters and buffers by their names without a wrapper."""
+    """Return the whole parameters and buffers by their names without the wrapper."""
     state: Mapping[str, Tensor] = getattr(model, "module", model).state_dict()
     return state

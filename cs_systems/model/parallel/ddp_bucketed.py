@@ -35,8 +35,8 @@ def wrap(
 
     bucket_size_mb: the size that closes a bucket, in 2²⁰ bytes as in PyTorch's DDP.
     last_bucket_mb: the size of the last bucket, which is sent without overlap. Each bucket may be twice as large as the
-        next one. None: as the others.
-    comm_dtype: bf16 or fp16, in which the gradients are sent; None: in their own dtype.
+        next one. None for the size of the others.
+    comm_dtype: bf16 or fp16, in which the gradients are sent; None for their own dtype.
     max_ctas, high_priority: as in `communicator`.
     send_thread: as in `DataParallel`; not with tp, which sends during backward too.
     """

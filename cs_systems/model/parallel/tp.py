@@ -73,7 +73,7 @@ class Cut:
         return flat.movedim(0, self.dim).contiguous().to(value.device)
 
 
-# Parameter → its Cut, and the divided models, for code that has another wrapper or only the parameters.
+# parameter → its Cut, and the divided models, for code that has another wrapper or only the parameters
 _cuts: Any = WeakTensorKeyDictionary()
 _divided: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 

@@ -57,7 +57,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step the owned parameters, then broadcast them to all ranks. Returns the result of `closure`, else None."""
+        """Step the owned parameters, then broadcast them to all ranks. Returns the result of `closure`, or None."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -111,7 +111,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return {"state": dict(sorted(self._whole_state(params).items())), "param_groups": groups}
 
     def _whole_state(self, params: list[nn.Parameter]) -> dict[int, dict[str, Any]]:
-        """Return parameter's number → its whole state, gathered from the ranks."""
+        """Return a map from parameter number to its whole state, gathered from the ranks."""
         own = {i: self.state[p] for i, p in enumerate(params) if p in self.state}
         parts: list[dict[int, dict[str, Any]]] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(parts, {i: {k: _small(v) for k, v in values.items()} for i, values in own.items()})

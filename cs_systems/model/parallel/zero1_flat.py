@@ -1,4 +1,6 @@
-"""ZeRO stage 1 with flat shards (Rajbhandari et al. 2020, P_os, section 7.2.1): 2 Ψ (N−1)/N bytes, as averaging alone.
+"""ZeRO stage 1 with flat shards (Rajbhandari et al.
+
+2020, P_os, section 7.2.1): 2 Ψ (N−1)/N bytes, like plain averaging.
 
 Parameters lie side by side in buckets, and each rank has the N-th part of every bucket, as `_flat_layout` cuts it.
 
@@ -33,7 +35,7 @@ from cs_systems.model.parallel._data_parallel import Bucket, DataParallel, by_si
 from cs_systems.model.parallel._flat_layout import FlatLayout
 from cs_systems.model.parallel.zero1 import ShardedOptimizer
 
-ROUNDS = 8  # largest number of rounds of an optimizer step with the gathering of the stepped buckets
+ROUNDS = 8  # most rounds into which an optimizer step is divided, to overlap it with gathering the stepped buckets
 IN_FLIGHT = 8  # buckets that a rank holds in addition to its part of the gradients
 
 
@@ -85,7 +87,7 @@ class FlatShards(DataParallel):
         super().__init__(module, buckets, overlap=True, send_thread=send_thread)
         with torch.no_grad():
             self._flat = [FlatBucket(bucket) for bucket in self._buckets]
-        self._earlier: list[tuple[nn.Parameter, Tensor]] = []  # of finished micro-batches
+        self._earlier: list[tuple[nn.Parameter, Tensor]] = []  # gradients of finished micro-batches
 
     def _start(self, index: int, grads: list[Tensor]) -> tuple[Any, Tensor]:
         own = self._flat[index]
@@ -162,12 +164,12 @@ class FlatShardedOptimizer(ShardedOptimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
-        self._rounds: list[Round] = []  # the next step makes it again
+        self._rounds: list[Round] = []  # the next step makes the rounds again
 
     def _step_and_share(self, local: torch.optim.Optimizer) -> None:
         """Step in rounds: gather the buckets of one round while stepping the buckets of the next."""
         whole, handles = [group["params"] for group in local.param_groups], []
-        # An optimizer that counts the steps of a group would count each round as a step.
+        # an optimizer that counts a group's steps would count each round as a step
         rounds = 1 if getattr(local, "counts_by_group", False) else ROUNDS
         self._rounds = self._rounds or self._made_rounds(whole, rounds)
         try:

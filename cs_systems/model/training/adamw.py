@@ -25,7 +25,7 @@ class AdamW(torch.optim.Optimizer):
         weight_decay: float = 0.01,
     ) -> None:
         for name, value in {"lr": lr, "eps": eps, "weight_decay": weight_decay}.items():
-            if not value >= 0:  # also true for NaN
+            if not value >= 0:  # `not >=` also catches NaN
                 raise ValueError(f"{name} is {value}; give a number of at least 0")
         if not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas is {betas}; give two numbers from 0 to below 1")

@@ -27,7 +27,7 @@ _ATTENTION = (
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",
 )
-# A linear layer without bias is one `mm`, in fp8 one `_scaled_mm`. Attention's products are `bmm`, which is not
+# A linear layer without bias is one `mm`, in fp8 one `_scaled_mm`. The products in attention are `bmm` and are not
 # kept, because the scores are large.
 _LINEAR = ("mm", "_scaled_mm")
 _KEPT = {"attention": _ATTENTION, "matmul": _LINEAR, "products": _LINEAR + _ATTENTION}
@@ -46,7 +46,7 @@ def without_effect(config: RunConfig) -> str | None:
 def unavailable(config: RunConfig, backend: AttentionBackend | None) -> str | None:
     """Return the reason why a cell of the built-in model cannot have its checkpoints, with the remedy, or None.
 
-    backend: of its attention; None for a user's own function.
+    backend: the backend of its attention; None for a user's own function.
     """
     one_operator = backend.one_operator if backend else None
     plan = segments(config.checkpoint, config.model.num_layers)
@@ -64,7 +64,7 @@ def unavailable(config: RunConfig, backend: AttentionBackend | None) -> str | No
 
 
 def apply_checkpointing(model: nn.Module, written: str) -> None:
-    """Let the blocks of `model.layers` run under the checkpoints of the plan `written`; parameters keep their names.
+    """Make the blocks of `model.layers` run under the checkpoints of the plan `written`; parameter names are kept.
 
     Raises ValueError for a plan that `checkpoint_plan.segments` cannot read.
     """
@@ -75,7 +75,7 @@ def apply_checkpointing(model: nn.Module, written: str) -> None:
 
 
 def checkpoint_forwards(blocks: Iterable[nn.Module], plan: Iterable[Segment]) -> None:
-    """Let the forward of each block run under its checkpoint, inside the block's hooks.
+    """Make the forward of each block run under its checkpoint, inside the block's hooks.
 
     If the forward is compiled afterwards, the compiler sees the operators and follows a selective plan.
     """
@@ -84,7 +84,7 @@ def checkpoint_forwards(blocks: Iterable[nn.Module], plan: Iterable[Segment]) ->
 
 
 def checkpoint_blocks(model: nn.Module, written: str) -> str | None:
-    """Let the repeated blocks of any model run under the checkpoints of the plan `written`.
+    """Make the repeated blocks of any model run under the checkpoints of the plan `written`.
 
     The blocks are found by structure: children of one class in a ModuleList or Sequential. Only plans whose checkpoints
     are single blocks are possible, because the code between two blocks is unknown.
@@ -147,7 +147,7 @@ def _checkpointed_call(run: Callable[..., Any], keeps: str | None, *args: Any, *
 
 
 class _CheckpointedLayers(nn.ModuleList):
-    """List of the same blocks under the same names; iteration yields the blocks and checkpoints to call in turn."""
+    """List of the same blocks under the same names; iteration yields the blocks and checkpoints to call."""
 
     def __init__(self, layers: nn.ModuleList, plan: tuple[Segment, ...]) -> None:
         super().__init__(list(nn.ModuleList.__iter__(layers)))

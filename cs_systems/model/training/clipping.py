@@ -1,4 +1,4 @@
-"""Functions that limit the norm of gradients by their names: torch's, and those of the user's own, `path.py:name`."""
+"""Functions that limit the norm of gradients, by name: torch's, and a user's own, `path.py:name`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ FORM = "a function (parameters, max_norm) that changes their gradients in place"
 
 
 def clip_function(name: str) -> Callable[[Iterable[nn.Parameter], float], Any]:
-    """Return the function (parameters, max_norm) of that name. Raises ConfigError if one's own takes other arguments.
+    """Return the function (parameters, max_norm) of that name.
 
-    One of the user's own gets a list, which it may read several times.
+    Raises ConfigError if a user's own takes other arguments.
+
+    A user's own function gets a list, which it may read several times.
     """
     if not plugins.is_foreign(name):
         return nn.utils.clip_grad_norm_

@@ -1,7 +1,7 @@
-"""Batches of a language model by the name of the function that samples them: `windows`, or one of the user's own.
+"""Batches of a language model, by name of the function that samples them: `windows`, or a user's own.
 
-`windows` takes (batch_size, context_length) tokens at random places of one long array, and the same moved by one as
-targets. A function of the user's own, `path.py:name`, is called as `get_batch(dataset, batch_size, context_length,
+`windows` takes (batch_size, context_length) tokens at random places of one long array; the targets are the tokens one
+position later. A user's own function, `path.py:name`, is called as `get_batch(dataset, batch_size, context_length,
 device)`, with a numpy array of int64 tokens and the name of a device.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 KIND = "training.data"
 ARGUMENTS = "dataset, batch_size, context_length, device"
 FORM = f"a function ({ARGUMENTS}) that returns (inputs, targets)"
-TOKENS = 1 << 20  # of the dataset; 4 contexts if that is more
+TOKENS = 1 << 20  # tokens of the dataset; 4 contexts if that is more
 
 Batch = tuple[Tensor, Tensor]
 
@@ -35,7 +35,7 @@ def random_batches(
 ) -> Callable[[], Batch]:
     """Return a function that samples the next batch of shape (batch, context) from random tokens on the host.
 
-    Ranks sample differently from the same tokens. Raises ConfigError as `batch_function` does.
+    Each rank samples different windows of the same tokens. Raises ConfigError like `batch_function`.
     """
     sample = batch_function(name)
     dataset = numpy.random.default_rng(seed).integers(0, vocab_size, max(TOKENS, 4 * (shape[1] + 1)))
@@ -55,7 +55,7 @@ def batch_function(name: str) -> Callable[[Dataset, int, int, torch.device], Bat
     """Return the function of that name; its tokens are moved to the device, if they are elsewhere, as int64.
 
     Raises:
-        ConfigError: it, or what it returns when it is called, has another form.
+        ConfigError: the function, or its result when it is called, has another form.
     """
     made = plugins.own_function(KIND, name, ARGUMENTS, FORM) if plugins.is_foreign(name) else windows
 

@@ -121,7 +121,7 @@ _QUANTIZE = prepared("quantize.quantize", ("x", "scale"), ("kept", "turned"), _c
 
 def product(a: Tensor, a_scale: Tensor, b: Tensor, b_scale: Tensor, dtype: torch.dtype, *, fast: bool) -> Tensor:
     """Multiply (m, k) row-major by (k, n) column-major, both fp8, and by both scales: (m, n) of `dtype`."""
-    # A CPU widens both and calls mm, to which an enclosing autocast would pass bf16 operands.
+    # a CPU converts both and calls mm, to which an enclosing autocast would pass bf16 operands
     with nullcontext() if a.is_cuda else torch.autocast(a.device.type, enabled=False):
         return torch._scaled_mm(a, b, scale_a=a_scale, scale_b=b_scale, out_dtype=dtype, use_fast_accum=fast)
 

@@ -1,4 +1,4 @@
-"""Losses of the training step by their names: cross-entropy, and those of the user's own, `path.py:name`."""
+"""Losses of the training step, by name: cross-entropy, and a user's own, `path.py:name`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def loss_function(name: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the loss of that name, called as `cross_entropy` is.
+    """Return the loss of that name, called like `cross_entropy`.
 
-    One of the user's own gets logits (N, V) and targets (N,), N = B S.
+    A user's own loss gets logits (N, V) and targets (N,), N = B S.
 
     Raises:
-        ConfigError: it is no function of these; or, when it is called, it returns no scalar.
+        ConfigError: it does not accept these arguments, or it returns no scalar when called.
     """
     if not plugins.is_foreign(name):
         return cross_entropy

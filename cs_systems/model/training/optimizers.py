@@ -1,4 +1,4 @@
-"""Optimizers by their names: those in config.OPTIMIZERS, and those of the user's own, `path.py:name`."""
+"""Optimizers, by name: those in config.OPTIMIZERS, and a user's own, `path.py:name`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cs_systems.model.training.master_adamw import MOMENTS, MasterAdamW
 
 KIND = "training.optimizers"
 FORMS = "a class such as AdamW(params, lr=1e-3, weight_decay=0.01), or a function of the parameters that returns one"
-# Given to an optimizer of the user's own if its signature takes them: the values of the built-in ones.
+# values of the built-in optimizers, which a user's own gets if its signature accepts them
 HYPERPARAMETERS = {
     name: parameter.default
     for name, parameter in inspect.signature(AdamW).parameters.items()
@@ -31,7 +31,7 @@ def optimizer_class(name: str) -> tuple[Callable[..., torch.optim.Optimizer], di
     `default` is not accepted: the caller resolves it.
 
     Raises:
-        ConfigError: one of the user's own cannot be called with parameters.
+        ConfigError: a user's own optimizer cannot be called with parameters.
     """
     if plugins.is_foreign(name):
         return _own(name)
@@ -49,7 +49,7 @@ def make_optimizer(name: str, params: Iterable[nn.Parameter], **options: Any) ->
 
 
 def _own(name: str) -> tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]:
-    """Return an optimizer of the user's own with those of HYPERPARAMETERS that its signature takes."""
+    """Return a user's own optimizer, with those HYPERPARAMETERS that its signature accepts."""
     made = plugins.get(KIND, name)
     if callable(made) and not isinstance(made, type) and plugins.takes(made) and not plugins.takes(made, []):
         made = made()  # such as get_adamw_cls of a course's adapters

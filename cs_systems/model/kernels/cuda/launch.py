@@ -16,7 +16,8 @@ from cs_systems.model.kernels.cuda.launch_forward import forward
 from cs_systems.model.kernels.driver import Address
 from cs_systems.model.kernels.layout import computed_d_head, heads_together, padded_d_head
 
-L2_BYTES = {64: 40 << 20, 128: 20 << 20, 256: 20 << 20}  # for the queries of causal heads processed together
+# bytes of the L2 cache for the queries of causal heads that are processed together
+L2_BYTES = {64: 40 << 20, 128: 20 << 20, 256: 20 << 20}
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ BACKWARD_TILES = {
 
 @cache
 def backward_tile(d_head: int, seq_q: int, seq_k: int, offset: int | None) -> BackwardTile:
-    """Return backward's tile: the one with the least total time for the tiles that it computes.
+    """Return backward's tile: the one with the least total time for the tiles that it has to compute.
 
     Smaller tiles compute fewer hidden scores, but cost more for each query. offset: as in `BackwardTile.visited`.
     """

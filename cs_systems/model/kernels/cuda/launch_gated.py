@@ -17,7 +17,7 @@ from cs_systems.model.kernels.driver import Address
 
 NARROW, WIDE = ProductOptions(cluster=1), ProductOptions()
 WIDE_D = 2048
-"""D from which forward takes WIDE: 9% less time for 2560 on one H200, and 5 to 8% more for 768 and 1280."""
+"""D from which forward takes WIDE: 9% less time for 2560 on one H200, but 5 to 8% more for 768 and 1280."""
 RUN = 2
 """Rows that gated_backward.cu loads and finishes together."""
 BACKWARD = {ProductOptions(ahead=3): 1.0, ProductOptions(columns=128, stages=4, ahead=6, cluster=1): 0.59}

@@ -21,8 +21,8 @@ OPERANDS = ("d_out", "x", "upper", "lower", "first", "second")
 """Operands of one weight: gradient of the product's output, input, weight, remainder, moments; its number follows."""
 SHORT, LONG = ProductOptions(depth=48, ahead=6, cluster=1), ProductOptions(ahead=2)
 MOST_SHORT_TOKENS = 4096
-"""Tokens up to which SHORT is faster: the bytes of the update take longer than the product, so more of them are loaded
-ahead. 2 to 3% at 2048 tokens on one H200; at 8192 LONG is 5 to 7% faster."""
+"""Tokens up to which SHORT is faster: there the memory traffic of the update takes longer than the product, so more is
+loaded ahead. 2 to 3% at 2048 tokens on one H200; at 8192 LONG is 5 to 7% faster."""
 
 
 class Shape(ctypes.Structure):

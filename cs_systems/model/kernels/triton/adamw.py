@@ -2,7 +2,7 @@
 """AdamW for bfloat16 parameters with exact float32 master weights, all tensors in one Triton launch.
 
 A master weight w is kept as two halves: the parameter is w rounded to bfloat16 (half up), and `remainder` is the int16
-difference of the bits of w from the parameter's bits. No bit of w is lost, and it takes 4 bytes instead of 6 with a
+difference between the bits of w and the parameter's bits. No bit of w is lost, and it takes 4 bytes instead of 6 with a
 copy. A step moves 26 bytes for each element, or 18 with moments in bfloat16, which are rounded stochastically.
 
 A program updates CHUNK elements of one tensor. It finds the addresses of its tensor in a table on the device. Importing
@@ -151,7 +151,7 @@ class Tables:
         self.numbers = torch.tensor([n for _, n in chunks], dtype=torch.int32, device=device)
         self.gradients = torch.empty(len(tensors), dtype=torch.int64, device=device)
         self._uploaded: tuple[int, ...] = ()
-        # A graph repeats the copy from the table at its capture, so that table gets separate memory.
+        # a graph repeats the copy from the table that it captured, so that table gets separate memory
         self._captured = torch.empty_like(self.gradients, device="cpu", pin_memory=self.gradients.is_cuda)
 
     def launch(self, gradients: Sequence[Tensor], progress: Tensor, settings: Hyperparameters) -> None:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LARGEST_SINGLE_BLOCK, BLOCK_OF_LONG_ROWS = 16384, 8192  # the fastest of 4096 to 65536 on one H200
+LARGEST_SINGLE_BLOCK, BLOCK_OF_LONG_ROWS = 16384, 8192  # fastest of 4096 to 65536 on one H200
 SCALED_BLOCK, SCALING_PROGRAMS = 2048, 2112  # 16 programs for each multiprocessor of an H200
 
 

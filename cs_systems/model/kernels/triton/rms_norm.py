@@ -20,7 +20,7 @@ from cs_systems.model.kernels.triton.rows import multiprocessors, row_count, row
 LARGEST_WIDTH = 16384
 THREAD_ELEMENTS = 16  # elements of a row per thread
 WARPS = 16  # warps of backward per multiprocessor
-LEAST_ROWS = 8  # per program of backward, so that shares of d_weight stay small compared with the rows
+LEAST_ROWS = 8  # rows per program of backward, so that the shares of d_weight stay small compared with the rows
 SUM_ROWS, SUM_COLUMNS, SUM_WARPS = 128, 16, 8  # 3 µs less for 1024 rows than 32, 32, 4, on one H100
 
 

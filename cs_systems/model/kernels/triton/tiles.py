@@ -24,7 +24,7 @@ def load_tile(
     ROWS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, MASK_ROWS: tl.constexpr,
 ):  # fmt: skip
     """Load rows start … start + ROWS of one head, from a pointer or, through TMA, from a tensor descriptor."""
-    # Branches, not early returns, because Triton compiles the code after a `return` inside an `if`.
+    # branches instead of early returns, because Triton compiles the code after a `return` inside an `if`
     if isinstance(tensor, tl.tensor_descriptor):
         tile = tensor.load([batch, head, start, 0]).reshape([ROWS, BLOCK_D])  # gives 0 outside by itself
     else:

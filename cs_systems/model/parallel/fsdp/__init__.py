@@ -46,7 +46,7 @@ from cs_systems.model.transformer import BasicTransformerLM, Embedding, Linear
 EVERY_MODULE = (nn.Module,)
 SHARD_TYPES = (nn.Linear, nn.Embedding, Linear, Embedding)
 REPLICATED_BUCKET_BYTES = 25 * 2**20
-_NONE = -1  # a number that autograd never gives to a backward
+_NONE = -1  # a number that autograd never gives to a backward pass
 
 
 class FullyShardedDataParallel(nn.Module):
@@ -104,11 +104,11 @@ class FullyShardedDataParallel(nn.Module):
         self._buckets = by_size(replicated, REPLICATED_BUCKET_BYTES)
         self._average = Averaging(group, device)
         self._everything = torch.ones(len(self._trained), dtype=torch.uint8, device=device)
-        self._anchor = torch.zeros(0, device=device, requires_grad=True)  # puts the weights into the graph
-        self._calls: list[Call] = []  # calls of this forward, or of the last one
+        self._anchor = torch.zeros(0, device=device, requires_grad=True)  # makes the weights part of the graph
+        self._calls: list[Call] = []  # calls in this forward, or in the last one
         self._plan: list[Unit] = []  # calls in the order of the previous forward
         self._backward = _NONE  # autograd's number of the last backward
-        self._open: dict[Call, Sequence[Tensor | None]] = {}  # in backward: gradients that are not sent yet
+        self._open: dict[Call, Sequence[Tensor | None]] = {}  # in backward: gradients that have not been sent yet
         self._reducing: list[Reduction] = []
         self._absent: set[nn.Parameter] = set()  # parameters without a gradient on this rank
         module.register_state_dict_post_hook(gather_into)
@@ -140,7 +140,7 @@ class FullyShardedDataParallel(nn.Module):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _enter(self, unit: Unit, module: nn.Module, inputs: Any) -> None:
-        """Wait for the weights of the unit, and start to gather the next unit."""
+        """Wait for the weights of the unit, and start gathering the next unit."""
         recomputing = _in_backward()
         calls: list[Call] = [] if recomputing else self._calls
         call = unit.call = Call(unit, calls, len(calls))
@@ -183,7 +183,7 @@ class FullyShardedDataParallel(nn.Module):
     def _prepare(
         self, unit: Unit, dtype: torch.dtype | None, module: nn.Module, inputs: Any, options: Any
     ) -> tuple[Any, Any] | None:
-        """Cast the inputs of a sharded module to `dtype`; None: leave them."""
+        """Cast the inputs of a sharded module to `dtype`; None leaves them unchanged."""
         if not unit.is_attached:
             whole = type(unit.module).__name__
             inside = "" if unit is self._root else f", and inside it each {whole} as a whole"
@@ -194,7 +194,7 @@ class FullyShardedDataParallel(nn.Module):
         return None if dtype is None else cast(dtype, inputs, options)
 
     def _before_backward(self, call: Call) -> None:
-        """Wait for the weights of a unit before its backward, and start to gather the previous unit."""
+        """Wait for the weights of a unit before its backward, and start gathering the previous unit."""
         if self._backward == _NONE:  # not for a nested backward, as in reentrant checkpoints
             self._backward = torch._C._current_graph_task_id()
             Variable._execution_engine.queue_callback(self._end_backward)
@@ -210,7 +210,7 @@ class FullyShardedDataParallel(nn.Module):
         unit.wait()
         if unit.recomputes:
             unit.attach_again()
-        call.calls[call.index - 1].unit.start()  # the root is the first; index −1 is then the last
+        call.calls[call.index - 1].unit.start()  # the root is first; index −1 then means the last unit
 
     def _gradients(self, call: Call, grads: Sequence[Tensor | None]) -> None:
         """Take the gradients of a unit's weights.
@@ -320,7 +320,7 @@ def _leaves(tree: Any) -> list[Any]:
 
 
 def gather_full_params(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameter's name in the wrapped module → copy of the whole parameter, fp32 if the parts are.
+    """Return a map from name in the wrapped module to a copy of the whole parameter (fp32 if the parts are).
 
     All ranks must call it. A tied parameter is included under each of its names.
     """

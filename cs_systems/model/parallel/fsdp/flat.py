@@ -80,7 +80,7 @@ class FlatShard:
             parts[p] = part
             self.parts.append(part)
         self._gathering: Any = None
-        self._is_current = False  # whether the weights match the shards, or will after the gathering in progress
+        self._is_current = False  # whether the weights match the shards, or will match after the current gathering
         self.free()
 
     @property
@@ -92,7 +92,7 @@ class FlatShard:
         return self._whole.untyped_storage().nbytes()
 
     def start(self) -> None:
-        """Start to gather the weights, unless they are current."""
+        """Start gathering the weights, unless they are current."""
         if self._is_current:
             return
         self._is_current = True
@@ -127,7 +127,7 @@ class FlatShard:
             self._whole.untyped_storage().resize_(0)
 
     def reduce(self, grads: Sequence[Tensor | None]) -> Reduction:
-        """Start to average the weights' gradients over the ranks; None counts as zeros."""
+        """Start averaging the weights' gradients over the ranks; None counts as zeros."""
         tensors = [
             torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device) if grad is None else grad
             for grad, weight in zip(grads, self.weights, strict=True)
@@ -160,7 +160,10 @@ class Reduction:
     used: list[bool]
 
     def settle(self, absent: set[nn.Parameter]) -> None:
-        """Wait, and add the mean to the parameters' gradients. absent: parameters without a gradient on this rank."""
+        """Wait, and add the mean to the parameters' gradients.
+
+        absent: parameters without a gradient on this rank.
+        """
         self.handle.wait()
         mean = self.mean.to(self.of.shard.dtype)
         before, added = [], []

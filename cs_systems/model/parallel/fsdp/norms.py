@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# On CUDA the first two raise if input and weights differ in dtype; on a CPU they do not. RMSNorm loses its fused
-# kernel and warns. BatchNorm accepts different dtypes everywhere.
+# On CUDA the first two raise an error if input and weights differ in dtype; on a CPU they do not. RMSNorm then loses
+# its fused kernel and warns. BatchNorm accepts different dtypes everywhere.
 OF_ONE_DTYPE = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
@@ -22,9 +22,11 @@ def casts(module: nn.Module) -> bool:
 
 
 def take_any_dtype(module: nn.Module, cast: Set[nn.Parameter]) -> None:
-    """Make the norms in `module` accept inputs of any dtype on any device. cast: the weights in the compute dtype.
+    """Make the norms in `module` accept inputs of any dtype on any device.
 
     They compute in the dtype of their weights and return the dtype of their input.
+
+    cast: the weights in the compute dtype.
     """
     for m in module.modules():
         own = next(m.parameters(recurse=False), None)

@@ -99,7 +99,7 @@ def _flats(params: Iterable[nn.Parameter]) -> list[FlatShard]:
 
 
 def _names(module: nn.Module) -> Mapping[nn.Parameter, list[str]]:
-    """Return parameter → its names; a tied parameter has several."""
+    """Return a map from parameter to its names; a tied parameter has several."""
     names: dict[nn.Parameter, list[str]] = {}
     for name, p in module.named_parameters(remove_duplicate=False):
         names.setdefault(p, []).append(name)

@@ -46,9 +46,9 @@ class Unit:
         self._recurrent = [m for m in dict.fromkeys(m for m, _, _ in places) if isinstance(m, nn.RNNBase)]
         # If a checkpoint replaces the module's forward, this runs again in backward without the module's hooks.
         self.recomputes = "forward" in module.__dict__
-        self.call: Call | None = None  # the last call
+        self.call: Call | None = None  # last call
         self.is_attached = False
-        self.needed_by: set[Call] = set()  # number of calls in backward
+        self.needed_by: set[Call] = set()  # calls in backward that need it
         self.kept = False  # stays whole from forward to the end of backward
 
     def modules_of(self, types: tuple[type, ...]) -> set[nn.Module]:
@@ -103,7 +103,7 @@ class Unit:
             m._flat_weights = [getattr(m, name) for name in m._flat_weights_names]
 
     def reduce(self, grads: Sequence[Tensor | None]) -> list[Reduction]:
-        """Start to average the gradients of the trained weights, given in the weights' order."""
+        """Start averaging the gradients of the trained weights, given in the order of the weights."""
         rest = list(grads)
         reductions = []
         for flat in self.trained:
@@ -114,7 +114,10 @@ class Unit:
 
 @dataclass(eq=False)
 class Call:
-    """Call of a unit in a forward. calls: all calls in that forward, in order; `index` is this one's position."""
+    """Call of a unit in a forward.
+
+    `calls` are all calls in that forward in order, and `index` is this call's position.
+    """
 
     unit: Unit
     calls: list[Call] = field(repr=False)
@@ -122,7 +125,9 @@ class Call:
 
 
 def divide(module: nn.Module, shard_types: tuple[type, ...]) -> dict[nn.Module, Places]:
-    """Return module of a unit → places of the parameters that it gathers, the root unit (of `module`) first.
+    """Return a map from the module of each unit to the places of the parameters that it gathers.
+
+    The root unit comes first.
 
     All parameters of modules in `shard_types` are sharded, even if other modules share them, except parameters without
     dimensions, which cannot be divided.

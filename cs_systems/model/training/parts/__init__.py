@@ -48,14 +48,14 @@ class Part:
         apply: changes a BasicTransformerLM in place.
         classes: class of a module → class that replaces it, with the same parameters. `apply` of all parts runs first,
             so that a part can replace modules made by another.
-        in_blocks: the same, but only for modules in blocks.
+        in_blocks: like `classes`, but only for modules in blocks.
         head_loss: `(hidden (rows, D), lm_head's weight (V, D), targets (rows,)) -> loss`, in place of lm_head and
             cross-entropy; None for a part of the model.
         during_backward: `(model, optimizer) -> Update`, in place of the optimizer's step; None for other parts.
         unavailable: returns the reason why the part cannot run in a cell, with the remedy, or None.
         keeps_buffers: whether it reads tensors of a compiled block after the block has run, so that the block must not
             reuse their memory.
-        computes_in: the precision of the matrix products, if it has one of its own; a literal, as `replaces`.
+        computes_in: the precision of its matrix products, if it differs from the cell's; a literal, like `replaces`.
         on_ranks: whether it works under a strategy of several ranks.
         tolerance: dtype name → largest relative error of outputs and gradients against float64.
     """

@@ -17,7 +17,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Place:
-    """Place in which the backward of one layer keeps its input and the gradient of its output.
+    """Place where the backward of one layer keeps its input and the gradient of its output.
 
     Attributes:
         token: a tensor of one element for this layer only. It gets an unused gradient when the layer's backward is

@@ -45,7 +45,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             logits = chunk @ weight.t()
             _gradient_in_place(logits, targets[start : start + rows], losses[start : start + rows], 1 / count)
             torch.mm(logits, weight, out=of_hidden[start : start + rows])
-            # Sum several shares in the wide dtype, because each addition in bfloat16 would round.
+            # sum the shares in the wide dtype, because each addition in bfloat16 would round
             one = rows >= count
             of_weight = logits.t() @ chunk if one else _add_wide_product(of_weight, logits.t(), chunk, wide)
         assert of_weight is not None

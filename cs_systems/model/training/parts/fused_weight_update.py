@@ -166,7 +166,7 @@ def _defer(block: nn.Module) -> list[Any]:
 def blocks_together(shapes: Iterable[Sequence[int]], processors: int | None) -> int:
     """Return the number of blocks that one launch should update to fill its last wave of tiles.
 
-    A launch of more blocks keeps more tensors, so it must save at least 3% of the waves. shapes: shapes of a block's
+    A launch for more blocks keeps more tensors, so it must save at least 3% of the waves. shapes: shapes of a block's
     weights; processors: number of multiprocessors of the device, None on a CPU.
     """
     if processors is None:

@@ -86,7 +86,7 @@ def join(model: nn.Module) -> None:
     layers: Iterable[Any] = model.layers
     for layer in layers:
         layer.attn = JoinedAttention(layer.attn)
-        if type(layer.ffn) is SwiGLU:  # another part may have joined the products differently
+        if type(layer.ffn) is SwiGLU:  # another part may have joined the products in another way
             layer.ffn = JoinedSwiGLU(layer.ffn)
 
 

@@ -37,7 +37,8 @@ class UpdateInBackward:
         chosen = groups(model) if groups_of_parameters is None else groups_of_parameters
         self.groups = [[p for p in group if p in self.settings] for group in chosen]
         self.missing = [len(group) for group in self.groups]
-        # A hook that refers to its parameter would keep it alive: Python cannot collect a cycle through autograd.
+        # a strong reference from a hook to its parameter would keep it alive: Python cannot collect a cycle through
+        # autograd
         arrived = WeakMethod(self._arrived)
         for number, group in enumerate(self.groups):
             for p in group:
