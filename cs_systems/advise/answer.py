@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Annotated, Any, TypedDict
 
-from cs_systems.advise.judge import Judgement, peak_bytes, step_s
+from cs_systems.advise.judge import GOALS, Judgement, peak_bytes, step_j, step_s, tokens_per_j
 from cs_systems.advise.lever import Cell, batch_of
 from cs_systems.config import FIELDS, LEAVES, RunConfig
 from cs_systems.core.fields import Subject
@@ -30,6 +30,8 @@ class TrialRow(TypedDict):
     step_s: Annotated[float | None, Column("step")]
     expected_bytes: Annotated[float | None, Column("expected peak", own_unit=True)]
     peak_bytes: Annotated[int | None, Column("peak", own_unit=True)]
+    step_j: Annotated[float | None, Column("energy", own_unit=True)]
+    tokens_per_j: Annotated[float | None, Column("tokens/J")]
     gain: Annotated[float | None, Column("gain")]
     gain_low: Annotated[float | None, Column("low", drop=2)]
     gain_high: Annotated[float | None, Column("high", drop=1)]
@@ -41,11 +43,15 @@ class TrialRow(TypedDict):
 
 _OF_TIME = "lever change expected_s step_s gain gain_low gain_high"
 _OF_MEMORY = "lever change expected_bytes peak_bytes gain step_s"
+_OF_ENERGY = "lever change step_j gain gain_low gain_high step_s"
+_OF_TOKENS = "lever change tokens_per_j gain gain_low gain_high step_s"
 CAPTION = "kept, each on top of those above it"
 NOTE = "gain: before over after, in fresh processes; low, high: 95% interval over three looks"
 WATERFALL = {
     "time": Table("waterfall", TrialRow, CAPTION, _OF_TIME, notes=(NOTE,)),
     "memory": Table("waterfall", TrialRow, CAPTION, _OF_MEMORY),
+    "energy": Table("waterfall", TrialRow, CAPTION, _OF_ENERGY, notes=(NOTE,)),
+    "tokens-per-joule": Table("waterfall", TrialRow, CAPTION, _OF_TOKENS, notes=(NOTE,)),
 }
 OTHERS = Table("not_kept", TrialRow, "not kept", "change step_s reason")
 
@@ -58,7 +64,7 @@ class Answer:
         start, best: the first and the best cell.
         history: one record of each kept cell; the first is of the start.
         trials: a row for each option, whether tried or not, in the order of the search.
-        goal: "time" or "memory".
+        goal: a name of judge.GOALS.
         whole: the best cell compared with the start, measured again at the end; None if nothing was kept, or before the
             end.
     """
@@ -89,9 +95,7 @@ class Answer:
         """Rows of the kept levers, below a row for the start."""
         if not self.kept:
             return []
-        first = self.history[0]
-        start: TrialRow = row_of("start") | {"step_s": step_s(first), "peak_bytes": peak_bytes(first)}
-        return [start, *self.kept]
+        return [filled(row_of("start"), self.history[0]), *self.kept]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer as plain data for JSON."""
@@ -113,7 +117,6 @@ class Answer:
         return [*filter(None, [self._result(), self._error()])]
 
     def _result(self) -> str:
-        word = "fast" if self.goal == "time" else "small"
         if not self.kept:
             return (
                 "nothing was kept: no option showed a gain"
@@ -124,7 +127,7 @@ class Answer:
         if self.whole is None:
             return f"{count}; the whole gain was not measured side by side"
         per = " per token" if batch_of(self.best) != batch_of(self.start) else ""
-        return f"{in_words(self.whole, word)}{per} as the start, measured side by side; {count}"
+        return f"{in_words(self.whole, GOALS[self.goal].word)}{per} as the start, measured side by side; {count}"
 
     def _error(self) -> str:
         off = errors(self.trials)
@@ -144,6 +147,8 @@ def row_of(lever: str, change: str = "", status: str = "", reason: str = "") -> 
         "step_s": None,
         "expected_bytes": None,
         "peak_bytes": None,
+        "step_j": None,
+        "tokens_per_j": None,
         "gain": None,
         "gain_low": None,
         "gain_high": None,
@@ -151,6 +156,16 @@ def row_of(lever: str, change: str = "", status: str = "", reason: str = "") -> 
         "took_s": None,
         "numbers": "",
         "reason": reason,
+    }
+
+
+def filled(row: TrialRow, record: RunRecord) -> TrialRow:
+    """Return a row with the numbers of a record."""
+    return row | {
+        "step_s": step_s(record),
+        "peak_bytes": peak_bytes(record),
+        "step_j": step_j(record),
+        "tokens_per_j": tokens_per_j(record),
     }
 
 

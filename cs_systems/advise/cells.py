@@ -130,7 +130,9 @@ class CellBench:
         """Return the cell for the training check: for the built-in model, one that keeps its losses."""
         if config.subject is not Subject.STEP:
             return config
-        return replace(config, workload=Subject.CURVE, mode=Mode.TRAIN_STEP, steps=self.train_steps, rounds=1)
+        return replace(
+            config, workload=Subject.CURVE, mode=Mode.TRAIN_STEP, steps=self.train_steps, steps_s=0.0, rounds=1
+        )
 
     def left_s(self) -> float:
         return self._until_s - self.clock()
@@ -145,5 +147,12 @@ class CellBench:
 def _errors(config: RunConfig) -> RunConfig:
     """Return the cell that compares one step with float64; without a CUDA graph, which computes what it captured."""
     return replace(
-        config, workload=Subject.ERRORS, mode=Mode.FORWARD_BACKWARD, steps=1, rounds=1, warmup=0, graph="none"
+        config,
+        workload=Subject.ERRORS,
+        mode=Mode.FORWARD_BACKWARD,
+        steps=1,
+        steps_s=0.0,
+        rounds=1,
+        warmup=0,
+        graph="none",
     )

@@ -1,12 +1,15 @@
-"""Judgement of a candidate compared with the best cell: a gain, no gain, or undecided."""
+"""Goals of a search, and the judgement of a candidate compared with the best cell: a gain, no gain, or undecided."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from cs_systems.analysis.comparison.runs import processes
 from cs_systems.core import statistics
+from cs_systems.core.tables import first_row
+from cs_systems.formulas import energy
 from cs_systems.record import RunRecord
 
 LEAST_GAIN = statistics.MINIMUM_EFFECT
@@ -45,6 +48,14 @@ def judge_memory(best: Sequence[RunRecord], candidate: Sequence[RunRecord], time
     return Judgement(ratio < 1 - LEAST_GAIN, ratio, ratio, ratio)
 
 
+def judge_energy(best: Sequence[RunRecord], candidate: Sequence[RunRecord], times: float = 1.0) -> Judgement:
+    """Compare the energy of a step, one number a process; a single process each shows no noise, so decides nothing."""
+    then, now = ([[[step_j(record) or 0.0]] for record in records] for records in (best, candidate))
+    scaled = [[[joules / times for joules in steps] for steps in rounds] for rounds in now]
+    found = statistics.ratio_interval(then, scaled, CONFIDENCE)
+    return Judgement(True if found.verdict == "faster" else None, found.ratio, found.low, found.high)
+
+
 def peak_bytes(record: RunRecord) -> int | None:
     return record.measurement.peak_allocated_bytes if record.measurement else None
 
@@ -53,4 +64,45 @@ def step_s(record: RunRecord) -> float | None:
     return record.measurement.median_s() if record.measurement else None
 
 
-JUDGES = {"time": judge_time, "memory": judge_memory}
+def step_j(record: RunRecord) -> float | None:
+    """Return the energy of a step; None without a counter, or with a window that is too short for it."""
+    rows = energy.ENERGY.of(record.results)
+    return energy.step_j(rows[0]) if rows else None
+
+
+def tokens_per_j(record: RunRecord) -> float | None:
+    tokens, joules = first_row(record.results, "ran").get("tokens"), step_j(record)
+    return tokens / joules if tokens and joules else None
+
+
+@dataclass(frozen=True)
+class Goal:
+    """Number that a search reduces, for each token that is trained.
+
+    Attributes:
+        value: the number of a record; None if it is unknown.
+        column: the column of a trial with this number; its suffix is the unit.
+        judge: compares the records of two cells.
+        word: ends "2 times as …".
+        missing: why a start may have no such number.
+    """
+
+    value: Callable[[RunRecord], float | None]
+    column: str
+    judge: Callable[[Sequence[RunRecord], Sequence[RunRecord], float], Judgement]
+    word: str
+    missing: str
+
+
+NO_COUNTER = (
+    "no counter of joules can be read here, NVML's on a GPU or RAPL's on a CPU (most systems let only root read it); "
+    "use --goal time"
+)
+EFFICIENT = Goal(step_j, "step_j", judge_energy, "energy-efficient", NO_COUNTER)
+GOALS = {
+    "time": Goal(step_s, "step_s", judge_time, "fast", "it has no valid time"),
+    "memory": Goal(peak_bytes, "peak_bytes", judge_memory, "small", "the device does not report its peak memory"),
+    "energy": EFFICIENT,
+    "tokens-per-joule": EFFICIENT,
+}
+OF_ENERGY = ("energy", "tokens-per-joule")

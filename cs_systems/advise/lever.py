@@ -53,7 +53,7 @@ class Situation:
         environment: the machine.
         history: one record of each kept cell, the best one's last; empty before the first measurement.
         seen: records of cells that were measured for their experiments only.
-        goal: "time" or "memory".
+        goal: a name of judge.GOALS.
         memory_bytes: the memory that a step may take; None if unknown.
         changes_batch: whether a lever may change the batch.
     """
@@ -328,7 +328,7 @@ def together(situation: Situation, levers: Mapping[str, Lever]) -> Iterator[Prop
     An option that makes only the device faster shows no gain while the step waits for launches, and a CUDA graph shows
     none while the step waits for the device.
     """
-    if not isinstance(situation.cell, RunConfig) or situation.goal != "time":
+    if not isinstance(situation.cell, RunConfig) or situation.goal == "memory":
         return
     for name, freeing in levers.items():
         if not freeing.frees_host:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from cs_systems.advise.answer import Answer, TrialRow, row_of
-from cs_systems.advise.judge import JUDGES, LEAST_GAIN, MOST_PAIRS, Judgement, peak_bytes, step_s
+from cs_systems.advise.answer import Answer, TrialRow, filled, row_of
+from cs_systems.advise.judge import GOALS, LEAST_GAIN, MOST_PAIRS, OF_ENERGY, Judgement, peak_bytes
 from cs_systems.advise.lever import (
     Cell,
     Lever,
@@ -93,7 +93,7 @@ class Search:
         """Try options until none or no time is left. Raises Nothing."""
         first = self._measure(self.best)
         if first.measurement is None or not first.is_timing or self._now(first) is None:
-            raise Nothing(first.reason or "the start has no valid number for this goal")
+            raise Nothing(first.reason or GOALS[self.situation.goal].missing)
         self.situation = replace(self.situation, history=(first,))
         while (option := self._next()) is not None and self._has_time():
             self._try(option)
@@ -147,9 +147,9 @@ class Search:
             self._hidden.add(option.key)
         row = row_of(option.lever, option.words, status, reason)
         if option.expected:
-            row["expected_s" if self._unit == "s" else "expected_bytes"] = option.expected.value
+            row["expected_bytes" if self.situation.goal == "memory" else "expected_s"] = option.expected.value
         if records:
-            row |= {"step_s": step_s(records[0]), "peak_bytes": peak_bytes(records[0])}
+            row = filled(row, records[0])
         if found:
             low, high = (1 / end if end else None for end in (found.high, found.low))
             row |= {"gain": 1 / found.ratio, "gain_low": low, "gain_high": high}
@@ -240,7 +240,7 @@ class Search:
             if (peak := peak_bytes(records[-1])) and (limit := self.situation.memory_bytes) and peak > limit:
                 yield f"its peak is {human(peak, 'bytes')}, more than {human(limit, 'bytes')}"
                 return
-            yield JUDGES[self.situation.goal](of_base, records, times)
+            yield GOALS[self.situation.goal].judge(of_base, records, times)
 
     def _prove(self) -> None:
         """Measure the start and the best cell again, in alternating processes."""
@@ -269,11 +269,11 @@ class Search:
         return record
 
     def _now(self, record: RunRecord) -> float | None:
-        return step_s(record) if self._unit == "s" else peak_bytes(record)
+        return GOALS[self.situation.goal].value(record)
 
     @property
     def _unit(self) -> str:
-        return "s" if self.situation.goal == "time" else "bytes"
+        return GOALS[self.situation.goal].column
 
     def _not_tried(self) -> Iterator[TrialRow]:
         now = self._now(self.situation.history[-1]) if self.situation.history else None
@@ -301,7 +301,12 @@ def planned(situation: Situation, levers: Mapping[str, Lever]) -> list[Proposal]
 
 def _options(situation: Situation, levers: Mapping[str, Lever]) -> list[Proposal]:
     alone = [one for one in proposals(situation, levers) if isinstance(one, Proposal)]
-    return [*alone, *together(situation, levers)]
+    found = [*alone, *together(situation, levers)]
+    if situation.goal not in OF_ENERGY or situation.step_s is None:
+        return found
+    # No energy is expected; a shorter step usually takes less of it.
+    now = situation.step_s
+    return [replace(one, expected=None, usual=one.gain(now)) if one.expected else one for one in found]
 
 
 def _why(record: RunRecord) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,7 +42,9 @@ from cs_systems.core.units import counted
 if TYPE_CHECKING:
     from cs_systems.advise.answer import Answer
 
-GOALS, KEEPS = ("time", "memory"), ("training", "strict")
+GOALS = ("time", "memory", "energy", "tokens-per-joule")
+KEEPS = ("training", "strict")
+WINDOW_S = 1.5  # of the steps of a round whose energy is a goal; NVML's counter takes a second
 OF_SCRIPTS = ("warmup", "steps")  # options of a measurement that also apply to a script
 UNITS_S = {"s": 1, "m": 60, "h": 3600}
 
@@ -53,9 +55,11 @@ class Advise:
         Positional[tuple[str, ...]],
         arg(metavar="-- SCRIPT ...", help="a script of your own with its arguments", help_behavior_hint="(optional)"),
     ] = ()
-    goal: Annotated[str, one_name("goal", GOALS), arg(help="what to reduce: time of a step, or its peak memory")] = (
-        "time"
-    )
+    goal: Annotated[
+        str,
+        one_name("goal", GOALS),
+        arg(help="what to improve: time or peak memory of a step, or its energy, which is also that of a token"),
+    ] = "time"
     keep: Annotated[
         str,
         one_name("value of --keep", KEEPS),
@@ -136,6 +140,7 @@ def _seconds(text: str) -> float:
 
 def _search(args: Advise, start: RunConfig, budget_s: float, limit_bytes: int | None) -> int:
     from cs_systems.advise.cells import CellBench, machine
+    from cs_systems.advise.judge import OF_ENERGY
     from cs_systems.advise.lever import Situation, all_levers
     from cs_systems.advise.search import Nothing, Search
     from cs_systems.cli._advice import announce, say
@@ -148,6 +153,8 @@ def _search(args: Advise, start: RunConfig, budget_s: float, limit_bytes: int | 
     if args.goal == "memory" and environment.device == "cpu":
         raise ConfigError("--goal memory requires a GPU, because the memory of a CPU's step is not measured")
     limit_bytes = limit_bytes or environment.device_memory_bytes
+    if args.goal in OF_ENERGY:
+        start = replace(start, steps_s=max(start.steps_s, WINDOW_S * start.rounds))
     situation = Situation(start, environment, goal=args.goal, memory_bytes=limit_bytes, changes_batch=args.change_batch)
     every = all_levers()
     levers = {name: lever for name, lever in every.items() if lever.options and name in (args.levers or every)}

@@ -14,6 +14,8 @@ from cs_systems.advise.numerics import Check
 from cs_systems.advise.search import Nothing, Search
 from cs_systems.config import Precision, RunConfig, preset
 from cs_systems.core.experiments import ExperimentRow
+from cs_systems.core.tables import Tables
+from cs_systems.formulas.energy import EnergyRow
 from cs_systems.measure.runtime.experimenting import Spread, row
 from cs_systems.record import Environment, Measurement, RunRecord, Sample
 
@@ -95,7 +97,9 @@ class ModelledBench:
         left: float = 1000.0,
         numbers: Callable[[RunConfig], bool] = lambda config: True,
         missing: Sequence[str] = ("flash_cuda",),
+        watts: float = 0.0,
     ) -> None:
+        self.watts = watts
         self.budget = self.left = left
         self.numbers, self.missing, self.order = numbers, missing, list[RunConfig]()
 
@@ -113,7 +117,12 @@ class ModelledBench:
         )
         peak = 4 * GIB * config.batch_size // START.batch_size
         measurement = Measurement("cuda_event", samples, 0.1, peak)
-        results = {"experiments": experiments(config)}
+        results: Tables = {"experiments": experiments(config), "ran": [{"tokens": 512 * config.batch_size}]}
+        if self.watts:
+            joules = self.watts * step_s(config) * config.steps * (1 + 0.001 * number)
+            results |= {
+                "energy": [EnergyRow(source="nvml", steps=config.steps, window_s=2.0, energy_j=joules, idle_w=None)]
+            }
         return RunRecord("", config.to_dict(), "ok", number, None, environment, measurement, results=results)
 
     def check(self, config: RunConfig) -> Check:
@@ -235,6 +244,19 @@ def test_a_candidate_above_the_memory_limit_fails() -> None:
     assert any("more than 1.00 GiB" in trial["reason"] for trial in search.answer().others)
 
 
+@pytest.mark.parametrize("goal", ["energy", "tokens-per-joule"])
+def test_energy_is_a_goal_where_it_is_counted_and_refused_with_the_reason_elsewhere(goal: str) -> None:
+    answer = searched(ModelledBench(watts=500.0), goal=goal).answer()
+    assert "times as energy-efficient as the start" in answer.sentences()[0]
+    first, *kept = answer.waterfall
+    assert first["step_j"] == pytest.approx(500 * 0.0511, rel=0.01)
+    assert first["tokens_per_j"] == pytest.approx(2048 / first["step_j"])
+    assert kept[0]["lever"] == "bf16 + cuda_graph"
+    assert kept[0]["gain"] == pytest.approx(51.1 / 14.1, rel=0.01)
+    with pytest.raises(Nothing, match="no counter of joules can be read here"):
+        searched(ModelledBench(), goal=goal)
+
+
 def test_a_start_without_a_number_is_refused() -> None:
     search = Search(Situation(replace(START, attention="flash_cuda"), GPU), all_levers(), ModelledBench())
     with pytest.raises(Nothing, match="it is not installed"):
@@ -242,7 +264,7 @@ def test_a_start_without_a_number_is_refused() -> None:
 
 
 @pytest.mark.parametrize("environment", [GPU, CPU], ids=["gpu", "cpu"])
-@pytest.mark.parametrize("goal", ["time", "memory"])
+@pytest.mark.parametrize("goal", ["time", "memory", "energy"])
 @pytest.mark.parametrize("name", all_levers())
 def test_every_lever_gives_valid_cells_or_a_reason(name: str, goal: str, environment: Environment) -> None:
     lever = all_levers()[name]

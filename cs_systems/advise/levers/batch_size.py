@@ -16,7 +16,7 @@ MOST_TIMES = 64  # times the present batch
 
 def options(situation: Situation) -> Sequence[Option] | str:
     config = situation.config
-    if situation.goal != "time":
+    if situation.goal == "memory":
         return "a larger batch takes more memory"
     if not situation.changes_batch:
         return "another batch is another training; allow it with --change-batch"

@@ -25,7 +25,7 @@ def options(situation: Situation) -> Sequence[Option] | str:
 def _expected(situation: Situation) -> Expected | None:
     """Return the step without the casts of its products."""
     casts_s, device_s = situation.casts_s(), situation.device_s
-    if casts_s is None or device_s is None or situation.goal != "time":
+    if casts_s is None or device_s is None or situation.goal == "memory":
         return None
     value = max(device_s - casts_s, situation.host_s)
     return Expected(value, value, value, "forecast")
