@@ -56,9 +56,17 @@ def apply_rules(evidence: Evidence) -> Answer:
         return Answer(unknowns=evidence.unknowns, not_judged=evidence.not_judged)
     from cs_systems.analysis.diagnosis._plan import planned
 
+    found, unknowns = find_all(evidence)
+    if evidence.replay is not None:
+        found = planned(found, evidence.replay, evidence.busy_s or 0.0)
+    return Answer(ranked(found), (*evidence.unknowns, *unknowns), evidence.judged, evidence.not_judged)
+
+
+def find_all(evidence: Evidence) -> tuple[list[Diagnosis], list[str]]:
+    """Return (the diagnoses of all rules, what they cannot tell), without a replay of the remedies."""
     takes_options = evidence.config is not None and not evidence.is_loop
     found: list[Diagnosis] = []
-    unknowns = [*evidence.unknowns]
+    unknowns = list[str]()
     for name in plugins.names("diagnosis"):
         rule: Rule = plugins.get("diagnosis", name)
         is_second = rule.shortens_kernels and evidence.is_host_bound
@@ -83,9 +91,7 @@ def apply_rules(evidence: Evidence) -> Answer:
                 found.append(replace(known, weight=1.0 if rule.judges_loop else evidence.usual_share))
             case Unknown(text):
                 unknowns.append(text)
-    if evidence.replay is not None:
-        found = planned(found, evidence.replay, evidence.busy_s or 0.0)
-    return Answer(ranked(found), tuple(unknowns), evidence.judged, evidence.not_judged)
+    return found, unknowns
 
 
 def without_options(remedy: str) -> str:

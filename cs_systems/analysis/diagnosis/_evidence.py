@@ -18,6 +18,8 @@ from cs_systems.analysis.attribution.usual_steps import START_UP
 from cs_systems.analysis.comparison.loop_findings import OUTCOME, SLOW_STEPS
 from cs_systems.analysis.diagnosis._memory_use import HISTORY, MemoryUse, memory_of_record, memory_of_snapshot
 from cs_systems.analysis.diagnosis._sound import Sound
+from cs_systems.analysis.replay.clean import Clean
+from cs_systems.analysis.replay.what_ifs import Recalled, what_if
 from cs_systems.analysis.timing_caveats import launch_bound_phases
 from cs_systems.config import CONFIGURED, Phase, RunConfig
 from cs_systems.core.caveats import LOOP_REMEDIES, REMEDIES, UNEVEN
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from cs_systems.analysis.memory.categories import Attribution
     from cs_systems.analysis.memory.out_of_memory import Failure
     from cs_systems.analysis.memory.tensor_names import TensorNames
-    from cs_systems.analysis.replay import Replay
+    from cs_systems.analysis.replay.what_ifs import Answering
 
 HOST_BOUND = 0.3  # share of the step; above it, the host and not the kernels determines the step's duration
 # Profiler → smallest and largest factor by which it slows down a launching host: of twelve model families on one H100
@@ -76,6 +78,7 @@ class Evidence:
         judged: what the rules judge, in words; "" if they have nothing to judge.
         not_judged: why they have nothing to judge, and the remedy.
         unknowns: questions that the data cannot answer, and how to record the missing data.
+        known_replay: replay of the steps without a profiler; None for that of the usual steps of a trace.
     """
 
     tables: Tables = field(default_factory=dict)
@@ -95,6 +98,7 @@ class Evidence:
     judged: str = "the step"
     not_judged: str = ""
     unknowns: tuple[str, ...] = ()
+    known_replay: Answering | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -120,6 +124,12 @@ class Evidence:
             return self.measurement.median_s()
         before: float | None = first_row(self.tables, "overhead").get("not_recorded_s")
         return before
+
+    @cached_property
+    def submit_s(self) -> float | None:
+        """Time that the host takes to submit a step without a profiler, its waits included; None if unknown."""
+        clean = Clean.of(self.measurement) if self.measurement is not None else None
+        return sum(clean.host_s.values()) if clean is not None and clean.host_s else None
 
     @property
     def usual_share(self) -> float:
@@ -209,8 +219,12 @@ class Evidence:
         return low, high
 
     @cached_property
-    def replay(self) -> Replay | None:
-        """Replay of the usual steps of a trace, from which changes can be predicted; None without one."""
+    def replay(self) -> Answering | None:
+        """Replay of the steps, from which changes can be predicted; None without one."""
+        if self.known_replay is not None:
+            return self.known_replay
+        if rows := what_if.of(self.tables):
+            return Recalled(rows)
         if self.usual is None or self.usual.is_cold or not self.tables:
             return None
         from cs_systems.analysis.replay import replayed

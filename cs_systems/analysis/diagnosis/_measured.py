@@ -92,20 +92,24 @@ def after(evidence: Evidence, experiment: str, beside_s: float = 0.0) -> Expecte
     return Expected(value + beside_s, least + beside_s, most + beside_s, "measured")
 
 
-def with_part(evidence: Evidence, experiment: str, instead: str | None = None) -> Expected | None:
-    """Return the duration of the step if a part of it takes the time that an experiment measured.
+def with_part(
+    evidence: Evidence, experiment: str, instead: str | None = None, host_factor: float = 1.0
+) -> Expected | None:
+    """Return the duration of the step if a part of it takes the time that an experiment measured; None if not made.
 
-    None if it was not made.
+    It is also None if the step waits for the host, before the remedy or after it, since no experiment tells what the
+    host takes then.
 
-    Also None if the step waits for the host, because a shorter part then gains little.
-
-    instead: the variant; None for the fastest.
+    instead: the variant; None for the fastest. host_factor: at most how many times as long the host takes to submit the
+        step with the remedy.
     """
     row, step_s = evidence.experiment(experiment, instead), evidence.step_s
     if row is None or row["time_s"] is None or row["baseline_s"] is None or step_s is None or evidence.is_host_bound:
         return None
     rest_s = step_s - row["baseline_s"]
     if rest_s < 0:  # the parts overlap, so their sum exceeds the step
+        return None
+    if evidence.submit_s is not None and rest_s + row["time_s"] < host_factor * evidence.submit_s:
         return None
     low, high = (row["time_s"] if end is None else end for end in (row["low_s"], row["high_s"]))
     return Expected(rest_s + row["time_s"], rest_s + low, rest_s + high, "measured")

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from cs_systems.analysis.diagnosis._findings import WORTH, Diagnosis, Expected
-from cs_systems.analysis.replay import Change, LaunchesFree, Replay
+from cs_systems.analysis.replay import Change, LaunchesFree
 from cs_systems.analysis.replay import Expected as Predicted
+from cs_systems.analysis.replay.what_ifs import Answering
 
 ALIKE = 0.8  # share of the largest saving: a remedy for one cause that saves this much comes before a CUDA graph
 MOST_BEYOND = 2  # times the share of a cause; a replay that saves more also removes other causes
@@ -15,11 +16,12 @@ SHORTER = 0.5  # times the kernels' time: streams may overlap more than they did
 ON_TOP = "then, on top of that"
 
 
-def planned(found: Iterable[Diagnosis], replay: Replay, busy_s: float = 0.0) -> list[Diagnosis]:
+def planned(found: Iterable[Diagnosis], replay: Answering, busy_s: float = 0.0) -> list[Diagnosis]:
     """Return the diagnoses with the duration that the replay expects; those without a gain are left out.
 
     The first remedy is applied alone, each further one on top of those before it. A diagnosis stays unchanged if the
-    replay cannot apply its change, expects a saving beyond the cause, or a step shorter than its kernels.
+    replay cannot apply its change, expects a saving beyond the cause, or a step shorter than its kernels. The first
+    keeps the duration that an experiment measured.
 
     busy_s: the time of the kernels of a step.
     """

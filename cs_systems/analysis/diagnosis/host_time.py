@@ -38,8 +38,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     where = ", ".join(f"{row['time_s'] / whole_s:.0%} in {row['host']}" for row in named[:MOST_NAMED])
     evidence_rows: tuple[Row, ...] = tuple(rows)
     remedy = work.remedy if work else REMEDY if named else UNNAMED
-    ranges = evidence.usual.profile.trace.ranges.name.values if evidence.usual else ()
-    change = HostScaled(0.0, named[0]["host"]) if named and named[0]["host"] in ranges else None
+    change = HostScaled(0.0, named[0]["host"]) if named else None
     return Diagnosis(cause, remedy, step_s, step_s - silent_s, evidence=evidence_rows, where=where, change=change)
 
 

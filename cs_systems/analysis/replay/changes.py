@@ -43,7 +43,7 @@ class Subject(NamedTuple):
 
 
 class Change(Protocol):
-    """Change of the recorded program."""
+    """Change of the recorded program; as a text, as `--what-if` takes it."""
 
     def apply(self, to: Subject) -> Subject | Refusal:
         """Return the changed graph and costs, or why they cannot be told."""
@@ -65,6 +65,9 @@ class LaunchesFree:
     @property
     def loosely(self) -> LaunchesFree:
         return replace(self, keeps_long=False)
+
+    def __str__(self) -> str:
+        return "launches=free"
 
     def apply(self, to: Subject) -> Subject | Refusal:
         r, costs = to.graph.recorded, to.costs
@@ -97,6 +100,9 @@ class HostScaled:
     factor: float
     name: str | None = None  # or a pattern
 
+    def __str__(self) -> str:
+        return f"host{_of(self.name)}={self.factor:g}"
+
     def apply(self, to: Subject) -> Subject | Refusal:
         if self.name is None:
             return to._replace(costs=less(to.costs, self.factor, to.costs.segment, to.costs.work))
@@ -112,6 +118,9 @@ class HostScaled:
 class InputRemoved:
     """No time for loading the batch: the ranges of the phase input take no host time."""
 
+    def __str__(self) -> str:
+        return "input=0"
+
     def apply(self, to: Subject) -> Subject | Refusal:
         segment, work = host_in(to, to.trace.ranges.take(to.trace.ranges.name.codes_where(_is_input)))
         if not (segment.any() or work.any()):
@@ -124,6 +133,9 @@ class SyncRemoved:
     """No wait of the host for the GPU, in all of the step or in the ranges with a name."""
 
     name: str | None = None
+
+    def __str__(self) -> str:
+        return f"sync{_of(self.name)}=0"
 
     def apply(self, to: Subject) -> Subject | Refusal:
         r = to.graph.recorded
@@ -148,6 +160,9 @@ class FamilyScaled:
     family: str
     factor: float
 
+    def __str__(self) -> str:
+        return f"family:{self.family}={self.factor:g}"
+
     def apply(self, to: Subject) -> Subject | Refusal:
         r = to.graph.recorded
         names, of = r.families
@@ -167,6 +182,9 @@ class FamilyScaled:
 @dataclass(frozen=True)
 class CopiesOverlapped:
     """Copies between host and device on a stream of their own, a step ahead, with no wait of the host."""
+
+    def __str__(self) -> str:
+        return "copies=overlapped"
 
     def apply(self, to: Subject) -> Subject | Refusal:
         graph, r = to.graph, to.graph.recorded
@@ -194,6 +212,10 @@ class CopiesOverlapped:
         return to._replace(
             graph=replace(graph, recorded=r, before=befores(r), waits=waits), costs=replace(to.costs, lead=lead)
         )
+
+
+def _of(name: str | None) -> str:
+    return "" if name is None else f":{name}"
 
 
 def is_whole_graph(names: Iterable[str], codes: object) -> bool:

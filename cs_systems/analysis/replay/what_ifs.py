@@ -1,13 +1,20 @@
-"""Names of changes, such as `host:augment=0`, and the table of what a step would take after each."""
+"""Names of changes, such as `host:augment=0`, and the table of what a step would take after each.
+
+A profiled record keeps this table for the changes that its diagnoses ask for, since the trace may be gone when they are
+made again: `together` makes it, and `Recalled` answers from it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, NamedTuple, TypedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Annotated, NamedTuple, Protocol, TypedDict
 
 from cs_systems.analysis.replay import (
     Change,
+    Clean,
     CopiesOverlapped,
     Expected,
     FamilyScaled,
@@ -34,12 +41,12 @@ UNTELLABLE = {
 
 
 class WhatIfRow(TypedDict):
-    """Duration of a step that is expected after one change, in `what_if`; None where it is refused."""
+    """Duration of a step that is expected after one change, or several; None where it is refused."""
 
     what_if: Annotated[str, Column("what if", beside=60)]
     recorded_s: Annotated[float, Column("recorded")]
     replayed_s: Annotated[float | None, Column("replayed", drop=2)]
-    unprofiled_s: Annotated[float | None, Column("unprofiled")]  # an estimate
+    unprofiled_s: Annotated[float | None, Column("unprofiled")]  # measured, or an estimate
     expected_s: Annotated[float | None, Column("expected")]
     low_s: Annotated[float | None, Column("low", drop=1)]
     high_s: Annotated[float | None, Column("high", drop=1)]
@@ -126,17 +133,78 @@ def of_ranks(joint: Together | Refusal, texts: Sequence[str]) -> tuple[list[What
     return [_row(STRAGGLER, joint.step_s, joint.replayed_s, answer)], [gate, *notes]
 
 
+class Answering(Protocol):
+    """Replay that is at hand, or was: it tells the duration of a step after changes."""
+
+    @property
+    def step_s(self) -> float:
+        """Duration of a step as recorded."""
+
+    def what_if(self, *changes: Change) -> Expected | Refusal: ...
+
+
+@dataclass(frozen=True)
+class Cleanly:
+    """Replay of recorded steps whose durations are told for the step as it runs without a profiler."""
+
+    replay: Replay
+    clean: Clean
+
+    @property
+    def step_s(self) -> float:
+        return self.replay.step_s
+
+    def what_if(self, *changes: Change) -> Expected | Refusal:
+        return self.replay.what_if(*changes, clean=self.clean)
+
+
+@dataclass(frozen=True)
+class Recalled:
+    """Answers of a replay that were kept: the rows of `what_if` in a record."""
+
+    rows: Sequence[WhatIfRow]
+
+    @property
+    def step_s(self) -> float:
+        return self.rows[0]["recorded_s"]
+
+    def what_if(self, *changes: Change) -> Expected | Refusal:
+        name = _together(changes)
+        row = next((row for row in self.rows if row["what_if"] == name), None)
+        if row is None or row["expected_s"] is None or row["low_s"] is None or row["high_s"] is None:
+            return Refusal("it was not told when the step was recorded", row["saved_share"] if row else None)
+        now_s = row["recorded_s"] if row["unprofiled_s"] is None else row["unprofiled_s"]
+        return Expected(row["expected_s"], row["low_s"], row["high_s"], now_s)
+
+
+def together(replay: Answering, changes: Iterable[Change]) -> list[WhatIfRow]:
+    """Return a row for each change, and for all combinations of those that can be told.
+
+    Free launches come last, since they leave no host time to a change of it.
+    """
+    ordered = sorted(changes, key=lambda change: isinstance(change, LaunchesFree))
+    alone = {change: replay.what_if(change) for change in ordered}
+    told = [change for change, answer in alone.items() if isinstance(answer, Expected)]
+    sets = [chosen for size in range(2, len(told) + 1) for chosen in combinations(told, size)]
+    answers = {(change,): answer for change, answer in alone.items()} | {each: replay.what_if(*each) for each in sets}
+    return [_row(_together(each), replay.step_s, None, answer) for each, answer in answers.items()]
+
+
+def _together(changes: Iterable[Change]) -> str:
+    return " + ".join(sorted(map(str, changes)))
+
+
 def _row(name: str, recorded_s: float, replayed_s: float | None, answer: Expected | Refusal) -> WhatIfRow:
     told = None if isinstance(answer, Refusal) else answer
     return {
         "what_if": name,
         "recorded_s": recorded_s,
         "replayed_s": replayed_s,
-        "unprofiled_s": told.now if told and told.is_estimated else None,
+        "unprofiled_s": told.now if told and told.now != recorded_s else None,
         "expected_s": told.value if told else None,
         "low_s": told.low if told else None,
         "high_s": told.high if told else None,
-        "saved_share": told.share if told else None,
+        "saved_share": answer.share,
     }
 
 

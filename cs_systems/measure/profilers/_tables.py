@@ -13,6 +13,8 @@ from cs_systems.analysis.attribution.profile import Profile, profile
 from cs_systems.analysis.attribution.tables import ALL, Ceilings, Costs
 from cs_systems.analysis.attribution.timeline import COVERAGE, NOTES, OVERHEAD, CoverageRow, OverheadRow
 from cs_systems.analysis.attribution.timeline import results as analysis_results
+from cs_systems.analysis.diagnosis._recorded import what_ifs
+from cs_systems.analysis.replay.what_ifs import what_if
 from cs_systems.config import MARKED_COMPILE_MODES, ConfigError
 from cs_systems.core.caveats import RECORD_AGAIN, Caveat
 from cs_systems.core.tables import Row, Tables
@@ -65,6 +67,7 @@ def tables(trace: Path, record: RunRecord) -> Collected:
     if record.run_config.compile != "none":
         meant = FUSED.format(seen.fused_share) if record.run_config.compile in MARKED_COMPILE_MODES else UNMARKED
         results |= NOTES.filled([*NOTES.of(results), {"table": "layers", "note": meant}])
+    results |= what_if.filled(what_ifs(replace(record, results={**record.results, **results}), seen))
     doubts = (Caveat("incomplete-trace", seen.incomplete, RECORD_AGAIN),) if seen.incomplete else ()
     return Collected({}, results, doubts, profile=(seen, results))
 

@@ -786,6 +786,21 @@ def test_part_of_a_step_that_waits_for_the_host_gives_no_expectation_of_it() -> 
     assert then.value == pytest.approx(0.06 - 0.05 + 0.01)
 
 
+@pytest.mark.parametrize(
+    ("submit_s", "factor", "is_told"), [(0.02, 1.0, True), (0.02, 1.43, True), (0.025, 1.43, False)]
+)
+def test_part_gives_no_expectation_of_a_step_that_would_wait_for_the_host(
+    submit_s: float, factor: float, is_told: bool
+) -> None:
+    sample = Sample(0, False, STEP_S, {"forward": STEP_S}, {"forward": submit_s})
+    evidence = with_experiments(with_tables(kernels=FP32_GEMM), experiment("products", 0.01, baseline_s=0.08))
+    timed = replace(evidence, measurement=Measurement("cuda_event", (sample,), 0.0))
+    then = with_part(timed, "products", host_factor=factor)
+    assert (then is not None) == is_told
+    if then is not None:
+        assert then.value == pytest.approx(0.03)
+
+
 def test_fastest_kernel_replaces_the_attention_of_the_step() -> None:
     evidence = with_experiments(
         PLANTED["unfused-attention"][0],

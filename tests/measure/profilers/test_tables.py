@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from cs_systems.analysis.attribution.tables import TABLES
+from cs_systems.analysis.diagnosis import diagnose
+from cs_systems.analysis.replay import LaunchesFree, replayed
+from cs_systems.analysis.replay.clean import Clean
 from cs_systems.cli.profile import print_profile
 from cs_systems.config import PRESETS, RunConfig, describe
 from cs_systems.formulas.cost import PhaseCost
@@ -55,7 +58,7 @@ def test_nsys_and_kineto_give_the_same_tables(trace: Path) -> None:
     assert "The median step took 2.20 s while profiled and 1.10 s before." in page
     assert f"<h1>{describe(CONFIG)}</h1>" in page
     operators = {"operators"} if trace.name.startswith("kineto") else set()  # nsys records none
-    assert set(results) == {*TABLES, *operators, "coverage", "overhead", "notes"}
+    assert set(results) == {*TABLES, *operators, "coverage", "overhead", "notes", "what_if"}
     (coverage,) = results["coverage"]
     assert (coverage["steps"], coverage["phase_coverage"]) == (3, 1.0)
     assert coverage["kernels"] == 714
@@ -94,6 +97,31 @@ def test_record_with_tables_round_trips_json_and_prints(
     one = r" \(opens at step \d, which took .* ms; the tables are means over 3 steps of .* ms on average\)"
     assert re.fullmatch(re.escape(f"page: {tmp_path / 'a.html'}") + one, page)
     assert last == f"sqlite: {tmp_path / 'a.sqlite'}"
+
+
+def test_diagnosis_of_a_record_expects_what_the_replay_told_for_the_step_without_a_profiler(trace: Path) -> None:
+    recorded = RunRecord.from_dict(json.loads(with_tables(trace, record()).to_json()))
+    (found, *_) = diagnose([recorded]).diagnoses
+    assert found.code == "launch-bound"
+    assert found.now == pytest.approx(1.1)
+    assert found.expected is not None
+    assert found.expected.how == "replayed"
+    told = next(row for row in recorded.results["what_if"] if row["what_if"] == "launches=free")
+    assert (found.expected.value, found.expected.low) == (told["expected_s"], told["low_s"])
+    seen = tables(trace, record()).profile
+    assert seen is not None
+    clean = Clean.of(record().clean or Measurement("cuda_event", (), 0.0))
+    answer = replayed(seen[0]).what_if(LaunchesFree(), clean=clean)
+    assert found.expected.value == getattr(answer, "value", None)
+
+
+def test_record_without_clean_steps_keeps_no_replay(trace: Path) -> None:
+    cold = with_tables(trace, record(warmup=(9.0, 1.0)))
+    assert cold.results["what_if"] == []
+
+
+def with_tables(trace: Path, of: RunRecord) -> RunRecord:
+    return replace(of, results={**of.results, **tables(trace, of).results})
 
 
 def test_overhead_is_unknown_without_enough_warm_up(capsys: pytest.CaptureFixture[str]) -> None:
