@@ -17,6 +17,7 @@ from typing import Annotated, NamedTuple, TypedDict
 
 from cs_systems.cli import _ab_sides
 from cs_systems.cli._ab_options import Ab
+from cs_systems.cli._options import parse_seconds
 from cs_systems.cli._output import check_outputs, deliver, terminal_width
 from cs_systems.cli._sweep import EXIT_NOTHING
 from cs_systems.cli._tables import table_text
@@ -49,7 +50,6 @@ class SideRow(TypedDict):
 
 
 COMPARED = Table("compared", SideRow, "durations, A and B in turn, each in a new process")
-_UNITS_S = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 class Question(NamedTuple):
@@ -78,7 +78,7 @@ class Compared:
 
 def compare(args: Ab) -> int:
     """Run the comparison, print its result, and return the exit status."""
-    question, budget_s = _question(args), _seconds(args.budget)
+    question, budget_s = _question(args), parse_seconds(args.budget, "--budget")
     parse_steps(args.steps)
     if args.max_pairs < 1:
         raise ConfigError(f"--max-pairs is {args.max_pairs}; give at least 1")
@@ -360,10 +360,3 @@ def _share(text: str, option: str) -> float:
     if found := re.fullmatch(r"(\d+(?:\.\d+)?)%", text):
         return float(found[1]) / 100
     raise ConfigError(f"{option} has {shown(text)}, which is no share; write it as 3%")
-
-
-def _seconds(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|min|h)", text)
-    if found is None or not float(found[1]):
-        raise ConfigError(f"--budget is {shown(text)}; write a time such as 90s, 10m or 1h")
-    return float(found[1]) * _UNITS_S[found[2]]

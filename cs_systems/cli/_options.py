@@ -619,7 +619,19 @@ class Experiments:
         return 0.0 if self.no_experiments else self.experiments_s
 
 
+_UNITS_S = {"s": 1, "m": 60, "min": 60, "h": 3600}
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def parse_seconds(text: str, given_by: str) -> float:
+    """Parse a time: `90s` → 90.0, `10m` → 600.0. Raises ConfigError, also for a number without a unit.
+
+    given_by: the option that has the text.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|min|h)", text)
+    if found is None or not float(found[1]):
+        raise ConfigError(f"{given_by} is {shown(text)}; write a time such as 90s, 10m or 1h")
+    return float(found[1]) * _UNITS_S[found[2]]
 
 
 def parse_bytes(text: str, given_by: str) -> int:

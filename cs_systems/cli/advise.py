@@ -10,7 +10,6 @@ its measured step, why others were not kept, and the command of the best cell.
 from __future__ import annotations
 
 import json
-import re
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +31,7 @@ from cs_systems.cli._options import (
     one_name,
     optional,
     parse_bytes,
+    parse_seconds,
     refuse,
 )
 from cs_systems.config import ConfigError, RunConfig, describe, one_of
@@ -46,7 +46,6 @@ GOALS = ("time", "memory", "energy", "tokens-per-joule")
 KEEPS = ("training", "strict")
 WINDOW_S = 1.5  # of the steps of a round whose energy is a goal; NVML's counter takes a second
 OF_SCRIPTS = ("warmup", "steps")  # options of a measurement that also apply to a script
-UNITS_S = {"s": 1, "m": 60, "h": 3600}
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ ARGS = Advise
 
 def run(args: Advise) -> int:
     """Run the search; return 0, also if no lever was kept, or 3 if the start cannot be measured."""
-    budget_s = _seconds(args.budget)
+    budget_s = parse_seconds(args.budget, "--budget")
     for name in args.levers:
         one_of("lever", name, plugins.names("levers"))
     if args.script:
@@ -129,13 +128,6 @@ def _start(args: Advise) -> RunConfig:
     if cells[0].is_distributed:
         raise ConfigError("advise measures one process, and the cell has ranks; leave out the strategy")
     return cells[0]
-
-
-def _seconds(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
-    if not found or not float(found[1]):
-        raise ConfigError(f"--budget is {text!r}; write a time such as 90s, 15m or 2h")
-    return float(found[1]) * UNITS_S[found[2]]
 
 
 def _search(args: Advise, start: RunConfig, budget_s: float, limit_bytes: int | None) -> int:

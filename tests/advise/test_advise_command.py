@@ -37,7 +37,7 @@ def test_search_on_a_cpu_is_recorded_and_resumed(tmp_path: Path, capsys: pytest.
     ("words", "message"),
     [
         (["--attention", "naive", "sdpa_flash"], "advise begins with one cell, got 2; give one value for each option"),
-        (["--budget", "soon"], "--budget is 'soon'; write a time such as 90s, 15m or 2h"),
+        (["--budget", "soon"], "--budget is 'soon'; write a time such as 90s, 10m or 1h"),
         (["--levers", "turbo"], "unknown lever 'turbo'"),
         (["--goal", "memory", "--device", "cpu"], "--goal memory requires a GPU"),
         (["--train-steps", "2"], "--train-steps is 2; it must be at least 10"),
