@@ -10,6 +10,9 @@ from cs_systems.core.checkpoint_plan import Segment, items
 from cs_systems.formulas.memory.prediction import Components
 from cs_systems.formulas.memory.tensors import NOTHING, Kept, StepTensors
 
+END_OF_BACKWARD = f"{Phase.BACKWARD}: embedding"
+"""Name of the last instant of backward, at which all gradients exist."""
+
 
 def instants(step: StepTensors) -> dict[str, Components]:
     """Return the bytes alive at each instant that may be the peak, in order; a name begins with its phase."""
@@ -98,7 +101,7 @@ def _backward(step: StepTensors) -> dict[str, Components]:
     loss = step.all_kept() | {"logits_and_loss": step.logits + step.kept_by_loss + gradients}
     instants = {
         "backward: loss": loss,
-        "backward: embedding": step.always
+        END_OF_BACKWARD: step.always
         | {"gradients": step.weights, "logits_and_loss": step.logits, "workspace": step.residual},
     }
     for layer, kept in _backward_order(step, items(0, step.model.num_layers, step.plan)):

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from cs_systems.config import Phase
+from cs_systems.formulas.memory.instants import END_OF_BACKWARD
 from cs_systems.formulas.memory.model import Components, MemoryPrediction
 
 BUILT = "built"
@@ -56,7 +57,7 @@ def step_memory_of_a_rank(
         if gradients_in_buckets:
             kept -= alive.get("gradients", 0)
         instants[name] = of_a_rank(alive, splits, world_size) | ({"buckets": kept} if kept else {})
-    if gradient_copies and (begins := instants.get("backward: embedding")):  # the last instant of backward
+    if gradient_copies and (begins := instants.get(END_OF_BACKWARD)):
         copies = round(gradient_copies * begins.get("gradients", 0))
         instants["averaging"] = {**begins, "workspace": 0, "buckets": begins.get("buckets", 0) + copies}
     return MemoryPrediction(instants, whole.largest_allocation)
