@@ -218,26 +218,24 @@ def ratio_interval(
     a_groups: Sequence[Rounds],
     b_groups: Sequence[Rounds],
     confidence: float = CONFIDENCE,
-    between_sd: float = BETWEEN_PROCESSES_SD,
 ) -> Comparison:
     """Return the ratio of B's duration to A's, with its interval and verdict.
 
     The ratio is taken between the medians of all samples, so that the interval contains it. Its width is Welch's t
     (1947), with the variance of a process from the trimmed log medians of its rounds (Yuen 1974). A side's variance
     between processes is a weighted mean of two estimates: the variance of its n processes (n − 1 degrees of freedom),
-    and an assumed variance that counts as one more. The assumed variance is `between_sd` squared, or more if the
-    rounds suggest it, plus the variance of the rounds. With one process it is the only estimate.
+    and an assumed variance that counts as one more. The assumed variance is `BETWEEN_PROCESSES_SD` squared, or
+    more if the rounds suggest it, plus the variance of the rounds. With one process it is the only estimate.
 
     Args:
         a_groups: durations of A, by process and round.
         b_groups: durations of B, by process and round.
         confidence: level of the interval.
-        between_sd: assumed standard deviation of log medians between processes.
 
     Raises:
         ConfigError: a duration is not above 0.
     """
-    a, b = (_estimate(groups, between_sd) for groups in (a_groups, b_groups))
+    a, b = (_estimate(groups) for groups in (a_groups, b_groups))
     centers = median(a_groups), median(b_groups)
     ratio, unseen, noise = centers[1] / centers[0], None, _noise([*a_groups, *b_groups])
     if min(len(a_groups), len(b_groups)) > 1:
@@ -278,7 +276,8 @@ class _Estimate(NamedTuple):
     between_sd: float  # assumed standard deviation between processes
 
 
-def _estimate(groups: Sequence[Rounds], between_sd: float) -> _Estimate:
+def _estimate(groups: Sequence[Rounds]) -> _Estimate:
+    between_sd = BETWEEN_PROCESSES_SD
     centers, within, within_dof = [], [], 0
     round_variances = []
     for rounds in groups:

@@ -201,10 +201,6 @@ def of_type(config: Any, kind: type | types.UnionType, what: str, *names: str) -
             raise ConfigError(f"{name} is {shown(value)}; it must be {what}")
 
 
-def texts(config: Any, *names: str) -> None:
-    of_type(config, str, "a text", *names)
-
-
 def flags(config: Any, *names: str) -> None:
     of_type(config, bool, "Python's True or False", *names)
 
@@ -234,14 +230,6 @@ def shown(value: Any) -> str:
 
 def _with_article(noun: str) -> str:
     return f"{'an' if noun[:1] in 'AEIOUaeio' else 'a'} {noun}"
-
-
-def counts(config: Any, *names: str) -> None:
-    """Raise ConfigError unless each named field of `config` is a whole number of at least 1."""
-    whole(config, *names)
-    for name in names:
-        if getattr(config, name) < 1:
-            raise ConfigError(f"{name} is {getattr(config, name)}; it must be at least 1", name)
 
 
 def settings(config: Any, field: str) -> dict[str, Any]:

@@ -79,7 +79,6 @@ REQUIRED = {
 MOST_ROWS = 40_000_000  # limit for these tables: about 6 GB of memory
 PUSH_POP, START_END = 59, 60
 NODES = "--cuda-graph-trace=node"
-LATEST = np.iinfo(np.int64).max
 PROCESS_MASK = ~0xFFFFFF  # a globalTid masked by this gives the globalPid
 CHUNK = 1 << 18  # rows converted to text at a time
 _none = np.empty(0, np.int64)

@@ -63,22 +63,21 @@ def step_memory_of_a_rank(
     return MemoryPrediction(instants, whole.largest_allocation)
 
 
-def state_by_stage(
-    parameter_bytes: int, splits: Collection[str], world_size: int, moments: int = 2
-) -> dict[str, Components]:
+def state_by_stage(parameter_bytes: int, splits: Collection[str], world_size: int) -> dict[str, Components]:
     """Return the stages of the first step with the bytes by component at the end of each, gradients averaged.
+
+    The optimizer state is AdamW's two moments.
 
     Args:
         parameter_bytes: bytes of all trained parameters.
         splits: the objects that the strategy divides.
         world_size: number of ranks.
-        moments: size of the optimizer state in units of Ψ: 2 for AdamW.
     """
     components = of_a_rank(
         {
             "parameters": parameter_bytes,
             "gradients": parameter_bytes,
-            "optimizer_state": moments * parameter_bytes,
+            "optimizer_state": 2 * parameter_bytes,
         },
         splits,
         world_size,

@@ -32,7 +32,6 @@ STAGE_OF = {
     "synchronize": "backward",
     "optimizer": "optimizer",
 }
-PARTS = ("parameters", "gradients", "optimizer_state")
 
 
 @contextmanager

@@ -9,21 +9,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from cs_systems.model.kernels.driver import CallSequence, KernelCall
+from cs_systems.model.kernels.driver import CallSequence
 
 MOST_LAYOUTS = 4096
 """Limit of layouts that a pass keeps prepared, about 10 KiB each; it then drops all."""
 SCRATCH_ALIGNMENT = 512  # alignment in bytes, like torch's allocations
 INTERPRETER = -1
 """Device index that stands for the CPU, where Triton's interpreter runs."""
-
-
-class Launch(Protocol):
-    """Kernel call as data, made for tensors of one layout."""
-
-    def load(self, device: int) -> KernelCall:
-        """Compile and load the kernel on the device, which is the current one."""
-        ...
 
 
 Launches = Callable[..., tuple[Sequence[Any], Mapping[str, Tensor]]]

@@ -24,15 +24,13 @@ BACKWARD = {ProductOptions(ahead=3): 1.0, ProductOptions(columns=128, stages=4, 
 """Options of backward, and the time of their tiles, relative to each other; measured on one H100."""
 
 
-def gated_forward(
-    x: Tensor, w: Tensor, both: Tensor, h: Tensor, multiprocessors: int, options: ProductOptions | None = None
-) -> Launch:
+def gated_forward(x: Tensor, w: Tensor, both: Tensor, h: Tensor, multiprocessors: int) -> Launch:
     """Return the launch that writes both = x wᵀ and h.
 
     x is (tokens, D) with any row stride, w (2 F, D), both (tokens, 2 F), h (tokens, F): bfloat16, with widths that are
     multiples of 64.
     """
-    options = options or (WIDE if x.shape[1] >= WIDE_D else NARROW)
+    options = WIDE if x.shape[1] >= WIDE_D else NARROW
     left = summed_along_rows("x", x, ROWS)
     right = summed_along_rows("w", w, options.columns // options.cluster)
     shape = (x.shape[0], w.shape[0])
@@ -45,20 +43,13 @@ def gated_forward(
     return _launch("gated_forward", options, False, 0, shape, multiprocessors, parameters)
 
 
-def gated_backward(
-    d_out: Tensor,
-    w2: Tensor,
-    both: Tensor,
-    d_both: Tensor,
-    multiprocessors: int,
-    options: ProductOptions | None = None,
-) -> Launch:
+def gated_backward(d_out: Tensor, w2: Tensor, both: Tensor, d_both: Tensor, multiprocessors: int) -> Launch:
     """Return the launch that writes d_both (tokens, 2 F) from both, for the gradient d_out w2 of h.
 
     d_out is (tokens, D) with any row stride, w2 (D, F): bfloat16, widths multiples of 64.
     """
     shape = (d_out.shape[0], w2.shape[1])
-    options = options or backward_options(shape, multiprocessors)
+    options = backward_options(shape, multiprocessors)
     left = summed_along_rows("d_out", d_out, ROWS)
     right = summed_along_columns("w2", w2, options.depth, options.columns // options.cluster)
     parameters = (

@@ -39,7 +39,7 @@ def waves(shapes: Iterable[Sequence[int]], multiprocessors: int) -> int:
     return -(-LONG.tiles(shapes) // (multiprocessors // LONG.cluster))
 
 
-def update_weights(operands: Sequence[Tensor], multiprocessors: int, options: ProductOptions | None = None) -> Launch:
+def update_weights(operands: Sequence[Tensor], multiprocessors: int) -> Launch:
     """Return the launch that updates weights.
 
     Args:
@@ -48,10 +48,9 @@ def update_weights(operands: Sequence[Tensor], multiprocessors: int, options: Pr
             moments, float32 or all bfloat16. settings: float32 (lr, 1 - beta1, 1 - beta2, eps, weight decay); progress:
             float64 (number of the step from 1, 1 - beta1^t, 1 - beta2^t).
         multiprocessors: number of multiprocessors of the device.
-        options: the tuned ones by default.
     """
     tokens, bf16_state = operands[0].shape[0], operands[4].dtype is torch.bfloat16
-    options = options or (SHORT if tokens <= MOST_SHORT_TOKENS else LONG)
+    options = SHORT if tokens <= MOST_SHORT_TOKENS else LONG
     left, right, weights, shapes = [], [], list[object](), []
     for i in range(len(operands) // len(OPERANDS)):
         d_out, x, upper = operands[len(OPERANDS) * i : len(OPERANDS) * i + 3]

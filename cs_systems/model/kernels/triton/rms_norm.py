@@ -17,7 +17,6 @@ from torch import Tensor
 from cs_systems.model.kernels.triton.launch import Launch
 from cs_systems.model.kernels.triton.rows import multiprocessors, row_count, row_stride, wide
 
-LARGEST_WIDTH = 16384
 THREAD_ELEMENTS = 16  # elements of a row per thread
 WARPS = 16  # warps of backward per multiprocessor
 LEAST_ROWS = 8  # rows per program of backward, so that the shares of d_weight stay small compared with the rows
