@@ -140,6 +140,10 @@ class Table(Generic[R]):
         """Return the rows of this table in a record; empty if it has none."""
         return cast("Sequence[R]", tables.get(self.name, ()))
 
+    def first(self, tables: Tables) -> R | None:
+        """Return the first row of this table in a record, None if it has none."""
+        return next(iter(self.of(tables)), None)
+
     @cached_property
     def _kinds(self) -> dict[str, tuple[type, ...]]:
         """Types of each column's values."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from cs_systems.analysis.attribution.gaps import COPY, HOST, LAUNCH, MALLOC, PROFILER, SYNC, idle_by_cause
 from cs_systems.analysis.attribution.kernel_families import family, scores_of_attention
 from cs_systems.analysis.attribution.overlap import RANK_OVERLAP
-from cs_systems.analysis.attribution.tables import KernelRow, kernels, ranges, steps
+from cs_systems.analysis.attribution.tables import KernelRow, gaps, kernels, ranges, steps
 from cs_systems.analysis.attribution.tables import phases as phase_rows
 from cs_systems.analysis.attribution.usual_steps import START_UP
 from cs_systems.analysis.comparison.loop_findings import OUTCOME, SLOW_STEPS
@@ -190,7 +190,7 @@ class Evidence:
         """Share of the timed step in phases that the device finished as soon as the host had submitted them."""
         if self.measurement is None or not self.step_s:
             return 0.0
-        return sum(self.phase_s(name) or 0.0 for name in launch_bound_phases(self.measurement)) / self.step_s
+        return self.phases_s(*launch_bound_phases(self.measurement)) / self.step_s
 
     @cached_property
     def of_device(self) -> Evidence | None:
@@ -293,6 +293,14 @@ class Evidence:
     def phase_s(self, phase: str) -> float | None:
         """Return the median duration of a phase without a profiler, or None if it was not measured."""
         return self.measurement.median_s(phase) if self.measurement else None
+
+    def phases_s(self, *phases: str) -> float:
+        """Return the sum of the median durations of these phases, 0 for those that were not measured."""
+        return sum(self.phase_s(phase) or 0.0 for phase in phases)
+
+    def gaps_by(self, cause: str) -> tuple[Row, ...]:
+        """Return the rows of `gaps` with this cause."""
+        return tuple(cast(Row, row) for row in gaps.of(self.tables) if row["cause"] == cause)
 
     def rows_of(self, *families: str, phases: Iterable[str] | None = None, without: Iterable[str] = ()) -> list[Row]:
         """Return the rows of `phases` for these kernel families, in these phases or in all except `without`."""

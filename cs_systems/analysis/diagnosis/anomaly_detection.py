@@ -13,12 +13,12 @@ REMEDY = "leave it off except to find a NaN: torch.autograd.set_detect_anomaly(F
 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find anomaly detection in most timed steps; it slows forward and backward."""
-    row, step_s = next(iter(ANOMALY.of(evidence.tables)), None), evidence.step_s
+    row, step_s = ANOMALY.first(evidence.tables), evidence.step_s
     if row is None or step_s is None or row["with_detection"] <= NOTABLE * row["passes"]:
         return None
     count = "all" if row["with_detection"] == row["passes"] else f"{row['with_detection']} of"
     cause = f"autograd's anomaly detection is on in {count} {row['passes']} timed backward passes"
-    slowed_s = sum(evidence.phase_s(phase.value) or 0.0 for phase in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD))
+    slowed_s = evidence.phases_s(Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
     return Diagnosis(cause, REMEDY, step_s, takes=min(step_s, slowed_s), evidence=(row,))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from cs_systems.analysis.attribution.gaps import COPY
-from cs_systems.analysis.attribution.tables import gaps
 from cs_systems.analysis.attribution.usual_steps import WHOLE_PROCESS
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
@@ -51,9 +50,8 @@ def _between(evidence: Evidence) -> Diagnosis | None:
     if step_s is None or not idle_s:
         return None
     cause = f"{idle_s / step_s:.0%} of the step the GPU copies memory and computes nothing"
-    rows: tuple[Row, ...] = tuple(row for row in gaps.of(evidence.tables) if row["cause"] == COPY)
     remedy = AHEAD if _are_pinned(evidence) else REMEDY if evidence.uses_torch else PLAIN
-    return Diagnosis(cause, remedy, step_s, step_s - idle_s, evidence=rows, change=CopiesOverlapped())
+    return Diagnosis(cause, remedy, step_s, step_s - idle_s, evidence=evidence.gaps_by(COPY), change=CopiesOverlapped())
 
 
 def _are_pinned(evidence: Evidence) -> bool:

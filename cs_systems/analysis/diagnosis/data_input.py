@@ -46,7 +46,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
 
 def iterates_anew(evidence: Evidence) -> bool:
     """Return whether a data loader begins an iterator in most steps, not only at the start of an epoch."""
-    row = next(iter(ITERATORS.of(evidence.tables)), None)
+    row = ITERATORS.first(evidence.tables)
     return row is not None and row["with_new"] >= MOSTLY * row["steps"]
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from cs_systems.analysis.attribution.gaps import MALLOC
-from cs_systems.analysis.attribution.tables import gaps
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
-from cs_systems.core.tables import Row
 
 PLAIN = "allocate once and reuse the memory, or take it from a pool (cudaMallocAsync)"
 REMEDY = (
@@ -21,9 +19,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if step_s is None or not idle_s or evidence.pinned_share >= MOSTLY:  # `pinned_allocation` reports this time
         return None
     cause = f"{idle_s / step_s:.0%} of the step the GPU is idle while the host allocates device memory"
-    rows: tuple[Row, ...] = tuple(row for row in gaps.of(evidence.tables) if row["cause"] == MALLOC)
     remedy = REMEDY if evidence.uses_torch else PLAIN
-    return Diagnosis(cause, remedy, step_s, step_s - idle_s, evidence=rows)
+    return Diagnosis(cause, remedy, step_s, step_s - idle_s, evidence=evidence.gaps_by(MALLOC))
 
 
 RULE = Rule(find, refines=("host-synchronisation",))

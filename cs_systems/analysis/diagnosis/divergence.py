@@ -15,7 +15,7 @@ REMEDY = (
 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find a loss that is far higher in the last quarter than in the first."""
-    row = next(iter(OUTCOME.of(evidence.tables)), None)
+    row = OUTCOME.first(evidence.tables)
     if row is None or row.get("fault"):
         return None
     early, late = row.get("early_loss"), row.get("late_loss")

@@ -7,6 +7,7 @@ import re
 from cs_systems.analysis.comparison.loop_findings import DOUBLE
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis._forms import of_kernels
 from cs_systems.config import Phase
 
 KERNEL = re.compile(r"(?<![a-z])dgemm|d884|f64f64|<double|double>", re.IGNORECASE)  # not GroupedGemm
@@ -27,11 +28,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
     step_s = evidence.step_s
     if step_s is None:
         return None
-    rows, time_s = evidence.kernels_named(KERNEL, ("matmul",))
-    if time_s >= NOTABLE * step_s:
-        cause = f"{time_s / step_s:.0%} of the step is matrix products in fp64"
-        return Diagnosis(cause, REMEDY, step_s, None, evidence=rows, takes=time_s)
-    return _of_arguments(evidence, step_s) or _of_weights(evidence, step_s)
+    found = of_kernels(evidence, KERNEL, "matrix products in fp64", REMEDY, NOTABLE, ("matmul",))
+    return found or _of_arguments(evidence, step_s) or _of_weights(evidence, step_s)
 
 
 def _of_arguments(evidence: Evidence, step_s: float) -> Diagnosis | None:
@@ -53,10 +51,10 @@ def _of_arguments(evidence: Evidence, step_s: float) -> Diagnosis | None:
 
 def _of_weights(evidence: Evidence, step_s: float) -> Diagnosis | None:
     """Find products with weights in fp64 by their least number of operations, at the rate that was measured."""
-    row = next(iter(DOUBLE.of(evidence.tables)), None)
+    row = DOUBLE.first(evidence.tables)
     if row is None or row["flops_per_s"] > SLOWER * row["float32_flops_per_s"]:
         return None
-    phases_s = sum(evidence.phase_s(phase.value) or 0.0 for phase in (Phase.FORWARD, Phase.BACKWARD))
+    phases_s = evidence.phases_s(Phase.FORWARD, Phase.BACKWARD)
     time_s = min(phases_s, row["flops"] / row["flops_per_s"])
     if time_s < NOTABLE * step_s:
         return None

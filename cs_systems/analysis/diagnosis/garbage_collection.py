@@ -5,7 +5,7 @@ from __future__ import annotations
 from cs_systems.analysis.comparison.loop_findings import COLLECTIONS
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
-from cs_systems.analysis.diagnosis.own_python import started_collections
+from cs_systems.analysis.diagnosis.own_python import called_at, started_collections
 from cs_systems.core.units import counted, human
 
 FEWEST = 2  # steps with collections that take time; a single one counts as a slow step
@@ -15,13 +15,13 @@ AUTOMATIC = "call gc.freeze() when model and data exist, or gc.disable() and gc.
 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the time that the collector takes, unless an own function that takes time starts it."""
-    row = next(iter(COLLECTIONS.of(evidence.tables)), None)
+    row = COLLECTIONS.first(evidence.tables)
     if row is None or not row["total_s"] or (row["in_steps"] < FEWEST and not row.get("is_called")):
         return None
     if started_collections(evidence) is not None:
         return None
     place = row.get("place")
-    where = (f"{row['function']}() at {place}" if row.get("function") else place) if place else ""
+    where = called_at(row.get("function"), place, None) if place else ""
     called = bool(row.get("is_called"))
     cause = (
         f"{row['time_s'] / row['total_s']:.0%} of the loop is Python's garbage collector: "
@@ -33,7 +33,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
         row["total_s"],
         row["total_s"] - row["time_s"],
         evidence=(row,),
-        where=(where or "") if called else "",
+        where=where if called else "",
     )
 
 

@@ -13,7 +13,7 @@ REMEDY = "register them once before the loop, or keep the handle and call handle
 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find a number of hooks that grows from step to step; hooks lengthen the model's phases."""
-    row, step_s = next(iter(HOOKS.of(evidence.tables)), None), evidence.step_s
+    row, step_s = HOOKS.first(evidence.tables), evidence.step_s
     if row is None or step_s is None or row["last"] - row["first"] < FEWEST:
         return None
     where = f", registered at {row['place']}" if row.get("place") else ""
@@ -21,7 +21,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
         f"the number of hooks grows by {row['per_step']:.3g} a step, from {row['first']} to {row['last']} in "
         f"{row['steps']} steps (the newest on {row['module']}{where})"
     )
-    model_s = sum(evidence.phase_s(phase.value) or 0.0 for phase in (Phase.FORWARD, Phase.BACKWARD))
+    model_s = evidence.phases_s(Phase.FORWARD, Phase.BACKWARD)
     takes = min(step_s, model_s * (1 - row["first"] / row["last"]))
     return Diagnosis(cause, REMEDY, step_s, takes=takes, evidence=(row,))
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from cs_systems.analysis.attribution.gaps import LAUNCH, SYNC
-from cs_systems.analysis.attribution.tables import gaps, waits
+from cs_systems.analysis.attribution.tables import waits
 from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.replay import Expected, SyncRemoved
-from cs_systems.core.tables import Row
 from cs_systems.core.units import counted
 
 PLAIN = "wait for the device less often: keep results there, and check them after many kernels"
@@ -37,8 +36,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
         for row in named[:1]
         if row["calls_per_step"] >= 1
     )
-    rows: tuple[Row, ...] = tuple(row for row in gaps.of(evidence.tables) if row["cause"] == SYNC)
-    rows += tuple({**row} for row in places)
+    rows = (*evidence.gaps_by(SYNC), *({**row} for row in places))
     remedy = REMEDY if evidence.uses_torch else PLAIN
     at_best = step_s - idle_s if idle_s else None
     change = SyncRemoved()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
-from cs_systems.analysis.diagnosis._forecast import expected
+from cs_systems.analysis.diagnosis._forms import expected
 from cs_systems.analysis.diagnosis._memory_use import ACTIVATIONS, EACH_BLOCK, IN_BLOCKS, SCORES
 
 DOMINANT = 0.4  # share of the peak; below it another category is as large

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from cs_systems.analysis.attribution.gaps import LATENCY
-from cs_systems.analysis.attribution.tables import gaps
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 
@@ -18,14 +17,14 @@ REMEDY = (
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the gaps in which a launched kernel did not start."""
     step_s, idle_s = evidence.step_s, evidence.idle_s.get(LATENCY)
-    rows = [row for row in gaps.of(evidence.tables) if row["cause"] == LATENCY]
+    rows = evidence.gaps_by(LATENCY)
     if step_s is None or not idle_s or not rows:
         return None
     longest_s, waited_s = rows[0].get("longest_s"), rows[0]["time_s"]
     if longest_s is None or longest_s < NOTABLE * waited_s:
         return None
     cause = f"{idle_s / step_s:.0%} of the step the GPU is idle although the next kernel is launched"
-    return Diagnosis(cause, REMEDY, step_s, step_s - idle_s, evidence=tuple(rows))
+    return Diagnosis(cause, REMEDY, step_s, step_s - idle_s, evidence=rows)
 
 
 RULE = Rule(find)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis._forms import of_category
 from cs_systems.analysis.diagnosis._memory_use import LOGITS
 
 NOTABLE = 0.15  # share of the peak
@@ -12,11 +13,7 @@ REMEDY = "compute lm_head and loss in chunks of the sequence (--parts fused_cros
 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the bytes of logits and loss at the peak; computed in chunks they take almost none."""
-    memory = evidence.memory
-    if memory is None or (size := memory.of(LOGITS)) < NOTABLE * memory.peak_bytes:
-        return None
-    cause = f"logits and loss take {size / memory.peak_bytes:.0%} of the memory at the peak"
-    return Diagnosis(cause, REMEDY, memory.peak_bytes, memory.at_best(LOGITS), "bytes", memory.rows)
+    return of_category(evidence, LOGITS, "logits and loss take", REMEDY, NOTABLE)
 
 
 RULE = Rule(find)

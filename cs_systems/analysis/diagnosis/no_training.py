@@ -14,7 +14,7 @@ SKIPPED = "set a lower init_scale of the GradScaler, or use bf16 without one"
 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find a loss that is NaN or infinite, or skipped steps: the times of such a loop are not those of a training."""
-    row = next(iter(OUTCOME.of(evidence.tables)), None)
+    row = OUTCOME.first(evidence.tables)
     if row is None:
         return None
     fault, skipped, steps = row.get("fault"), row.get("skipped_steps"), row.get("optimizer_steps")

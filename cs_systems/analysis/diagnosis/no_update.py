@@ -20,7 +20,7 @@ UNKNOWN = "find what restores the weights after optimizer.step(), or makes the u
 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find an optimizer whose parameters are all the same before and after the timed steps, and the reason."""
-    outcome = next(iter(OUTCOME.of(evidence.tables)), None)
+    outcome = OUTCOME.first(evidence.tables)
     if outcome is not None and (outcome.get("fault") or outcome.get("skipped_steps")):
         return None  # another rule reports it
     known = UPDATES.of(evidence.tables)
@@ -48,7 +48,7 @@ def _reason(row: UpdatesRow, evidence: Evidence) -> tuple[str, str] | None:
         return ": the gradients are cleared between the backward pass and optimizer.step()", CLEARED
     if row["missing"] == steps:
         none = f": none of its {counted(row['parameters'], 'parameter')} gets a gradient"
-        others = next(iter(UNUSED_GRADIENTS.of(evidence.tables)), None)
+        others = UNUSED_GRADIENTS.first(evidence.tables)
         if others is None:
             return none, MISSING
         count = counted(others["parameters"], "parameter")

@@ -53,7 +53,7 @@ def started_collections(evidence: Evidence) -> CollectionRow | None:
 
     Without the function's work the collector would not run, so it is not a separate cause.
     """
-    row, step_s = next(iter(COLLECTIONS.of(evidence.tables)), None), evidence.step_s
+    row, step_s = COLLECTIONS.first(evidence.tables), evidence.step_s
     if row is None or row.get("is_called") or not step_s or not row["total_s"]:
         return None
     place = (row.get("function"), (row.get("place") or "").partition(":")[0])

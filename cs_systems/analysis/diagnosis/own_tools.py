@@ -33,7 +33,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
         return None
     slowed = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)
     cause = f"all {always['steps']} steps run under the program's own {TORCH}, which slows each operator"
-    slowed_s = min(step_s, sum(evidence.phase_s(phase.value) or 0.0 for phase in slowed))
+    slowed_s = min(step_s, evidence.phases_s(*slowed))
     return Diagnosis(cause, REMEDY, step_s, takes=slowed_s, evidence=(always,))
 
 

@@ -15,11 +15,10 @@ MODEL_PHASES = ("forward", "loss", "backward")
 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the padding of the batches; the model's time on it cannot become less than nothing."""
-    row = next(iter(PADDING.of(evidence.tables)), None)
+    row = PADDING.first(evidence.tables)
     if row is None or evidence.step_s is None or row["share"] < LEAST:
         return None
-    known = [evidence.phase_s(phase) for phase in MODEL_PHASES if evidence.measurement is not None]
-    model_s = min(evidence.step_s, sum(time_s or 0.0 for time_s in known)) or evidence.step_s
+    model_s = min(evidence.step_s, evidence.phases_s(*MODEL_PHASES)) or evidence.step_s
     by = "by the tokens given to step()" if row["basis"] == "tokens" else "by the filler at the ends of rows"
     cause = f"{row['share']:.0%} of each batch ({row['shape']}) is padding, {by}"
     return Diagnosis(cause, REMEDY, evidence.step_s, takes=row["share"] * model_s, evidence=(row,))

@@ -9,6 +9,7 @@ from cs_systems.analysis.comparison.loop_findings import COLLECTIONS, SLOW_STEPS
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis.garbage_collection import FEWEST
+from cs_systems.analysis.diagnosis.own_python import called_at
 from cs_systems.core.units import counted
 
 _ORDINALS = {2: "second", 3: "third", 4: "fourth", 5: "fifth", 6: "sixth", 7: "seventh", 8: "eighth", 9: "ninth",
@@ -42,18 +43,18 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if not (most := max(rows, key=lambda row: row["extra_s"]))["total_s"]:
         return None
     total_s, extra_s = most["total_s"], most["extra_s"]
-    collected = next(iter(COLLECTIONS.of(evidence.tables)), None)
+    collected = COLLECTIONS.first(evidence.tables)
     if collected is not None and collected["in_steps"] >= FEWEST and collected["time_s"] > extra_s / 2:
         return None  # these steps are slow because of the garbage collector, which another rule reports
     cause = f"{extra_s / total_s:.0%} of the loop is in {steps_of(most)}"
     function, place, calls = most.get("function"), most.get("place"), most.get("calls")
     remedy = REMEDY
     if place:
-        what = f"{function}() at {place}" if function else place
         if most.get("without_gradients"):
-            cause, remedy = f"{cause}: {what}, forward passes without gradients", EVALUATION
+            what = f"{called_at(function, place, None)}, forward passes without gradients"
+            cause, remedy = f"{cause}: {what}", EVALUATION
         else:
-            cause = f"{cause}: {what}{f', {calls}' if calls else ''}"
+            cause = f"{cause}: {called_at(function, place, calls)}"
             work = host_work(calls or "")
             remedy = work.remedy if work else REMEDY
     else:

@@ -53,7 +53,7 @@ def _of_trace(usual: Usual, step_s: float) -> Diagnosis | None:
 
 
 def _of_loop(evidence: Evidence) -> Diagnosis | None:
-    row = next(iter(REPEATED_FORWARD.of(evidence.tables)), None)
+    row = REPEATED_FORWARD.first(evidence.tables)
     step_s, backward_s = evidence.step_s, evidence.phase_s(Phase.BACKWARD)
     if row is None or step_s is None or not backward_s:
         return None

@@ -28,7 +28,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     what = "with the same result" if is_used else "and backward uses only one of the results"
     cause = f"{row['model']} is called twice with the same input in a step, {what}"
     phases = (Phase.FORWARD, Phase.BACKWARD) if is_used else (Phase.FORWARD,)
-    takes = _share(row) * sum(evidence.phase_s(phase.value) or 0.0 for phase in phases)
+    takes = _share(row) * evidence.phases_s(*phases)
     return Diagnosis(cause, SAME if is_used else UNUSED, step_s, takes=min(step_s, takes), evidence=(row,))
 
 

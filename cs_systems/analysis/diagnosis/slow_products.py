@@ -7,6 +7,7 @@ import re
 from cs_systems.analysis.attribution.product_rates import Product, product_rates
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis._forms import of_kernels
 from cs_systems.config import Precision
 from cs_systems.core.tables import Row
 
@@ -51,7 +52,8 @@ def _of_trace(evidence: Evidence, step_s: float) -> Diagnosis | None:
     slow = [one for one in products if one.time_s > max(SLOWER * one.least_s, LONG_S * one.calls)]
     time_s, least_s = sum(one.time_s for one in slow), sum(one.least_s for one in slow)
     if not products:
-        return _by_name(evidence, step_s)
+        what = f"16-bit matrix products of sizes that are no multiples of {ALIGNED}"
+        return of_kernels(evidence, UNALIGNED_KERNEL, what, ALIGN, NOTABLE, ("matmul",))
     if time_s - least_s < NOTABLE * step_s:
         return None
     worst = max(slow, key=lambda one: one.time_s - one.least_s)
@@ -84,14 +86,6 @@ def _why(one: Product) -> str:
 
 def _remedy(one: Product) -> str:
     return MERGE if min(one.sizes) < TILE else ALIGN if _unaligned(one) else REMEDY
-
-
-def _by_name(evidence: Evidence, step_s: float) -> Diagnosis | None:
-    rows, time_s = evidence.kernels_named(UNALIGNED_KERNEL, ("matmul",))
-    if time_s < NOTABLE * step_s:
-        return None
-    cause = f"{time_s / step_s:.0%} of the step is 16-bit matrix products of sizes that are no multiples of {ALIGNED}"
-    return Diagnosis(cause, ALIGN, step_s, None, evidence=rows, takes=time_s)
 
 
 RULE = Rule(find, shortens_kernels=True)

@@ -16,7 +16,7 @@ REMEDY = (
 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find parameters with gradients that no optimizer holds; their share of backward follows from their size."""
-    row, step_s = next(iter(UNUSED_GRADIENTS.of(evidence.tables)), None), evidence.step_s
+    row, step_s = UNUSED_GRADIENTS.first(evidence.tables), evidence.step_s
     if row is None or step_s is None:
         return None
     takes = min(step_s, row["share"] * (evidence.phase_s(Phase.BACKWARD.value) or 0.0))

@@ -16,7 +16,7 @@ REMEDY = (
 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find that most backward passes lead to no update; accumulated gradients count as used."""
-    row = next(iter(UNUSED_PASSES.of(evidence.tables)), None)
+    row = UNUSED_PASSES.first(evidence.tables)
     if row is None or row["passes"] < FEWEST or row["unused"] <= NOTABLE * row["passes"]:
         return None
     cause = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis._forms import of_category
 from cs_systems.analysis.diagnosis._memory_use import UPDATE
 
 REMEDY = "update in place (mul_, addcmul_, addcdiv_), or in one kernel (torch.optim.AdamW(…, fused=True))"
@@ -11,11 +12,7 @@ REMEDY = "update in place (mul_, addcmul_, addcdiv_), or in one kernel (torch.op
 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find temporary tensors at the peak of an optimizer that updates one parameter at a time."""
-    memory = evidence.memory
-    if memory is None or not (size := memory.of(UPDATE)):
-        return None
-    cause = f"temporary tensors of the optimizer's update take {size / memory.peak_bytes:.0%} of the memory at the peak"
-    return Diagnosis(cause, REMEDY, memory.peak_bytes, memory.at_best(UPDATE), "bytes", memory.rows)
+    return of_category(evidence, UPDATE, "temporary tensors of the optimizer's update take", REMEDY)
 
 
 RULE = Rule(find)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
-from cs_systems.analysis.diagnosis._forecast import expected
+from cs_systems.analysis.diagnosis._forms import expected
 from cs_systems.analysis.diagnosis._memory_use import WEIGHT_COPIES
 
 NOTABLE = 0.15  # share of the peak

@@ -100,7 +100,7 @@ def test_fault_of_a_real_program_is_found_first(fault: str) -> None:
 
 def test_causes_that_are_not_the_largest_are_named_too() -> None:
     _, foreach = answer(FAULTS / "foreach.pickle.gz").diagnoses
-    assert foreach.cause == "temporary tensors of the optimizer's foreach update take 19% of the peak"
+    assert foreach.cause == "temporary tensors of the optimizer's foreach update take 19% of the memory at the peak"
     assert foreach.remedy == "update in one kernel (fused=True), or one parameter at a time (foreach=False)"
     _, gradients = answer(FAULTS / "kept_gradients.pickle.gz").diagnoses
     assert gradients.cause == "gradients of the last step take 11% of the memory at the peak, in backward"
