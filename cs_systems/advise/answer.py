@@ -5,55 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Annotated, Any, TypedDict
+from typing import Any
 
 from cs_systems.advise.judge import GOALS, Judgement, peak_bytes, step_j, step_s, tokens_per_j
 from cs_systems.advise.lever import Cell, batch_of
 from cs_systems.config import FIELDS, LEAVES, RunConfig
 from cs_systems.core.fields import Subject
-from cs_systems.core.tables import Column, Table
 from cs_systems.record import RunRecord
+from cs_systems.report.advice import TrialRow
 
 CLOSE = 0.25  # largest relative error of an expectation that counts as close
-
-
-class TrialRow(TypedDict):
-    """Option of a lever: the expected and the measured step or peak, and why it was kept or not.
-
-    The gain is the best cell's step (or peak) over the option's; both are measured in alternating processes.
-    """
-
-    lever: str
-    change: Annotated[str, Column(beside=50)]
-    status: str
-    expected_s: Annotated[float | None, Column("expected")]
-    step_s: Annotated[float | None, Column("step")]
-    expected_bytes: Annotated[float | None, Column("expected peak", own_unit=True)]
-    peak_bytes: Annotated[int | None, Column("peak", own_unit=True)]
-    step_j: Annotated[float | None, Column("energy", own_unit=True)]
-    tokens_per_j: Annotated[float | None, Column("tokens/J")]
-    gain: Annotated[float | None, Column("gain")]
-    gain_low: Annotated[float | None, Column("low", drop=2)]
-    gain_high: Annotated[float | None, Column("high", drop=1)]
-    processes: int
-    took_s: float | None
-    numbers: Annotated[str, Column("numbers", beside=60)]
-    reason: Annotated[str, Column(beside=30)]
-
-
-_OF_TIME = "lever change expected_s step_s gain gain_low gain_high"
-_OF_MEMORY = "lever change expected_bytes peak_bytes gain step_s"
-_OF_ENERGY = "lever change step_j gain gain_low gain_high step_s"
-_OF_TOKENS = "lever change tokens_per_j gain gain_low gain_high step_s"
-CAPTION = "kept, each on top of those above it"
-NOTE = "gain: before over after, in fresh processes; low, high: 95% interval over three looks"
-WATERFALL = {
-    "time": Table("waterfall", TrialRow, CAPTION, _OF_TIME, notes=(NOTE,)),
-    "memory": Table("waterfall", TrialRow, CAPTION, _OF_MEMORY),
-    "energy": Table("waterfall", TrialRow, CAPTION, _OF_ENERGY, notes=(NOTE,)),
-    "tokens-per-joule": Table("waterfall", TrialRow, CAPTION, _OF_TOKENS, notes=(NOTE,)),
-}
-OTHERS = Table("not_kept", TrialRow, "not kept", "change step_s reason")
 
 
 @dataclass(frozen=True)
@@ -108,6 +69,7 @@ class Answer:
             "start_s": step_s(self.history[0]) if self.history else None,
             "best_s": step_s(self.history[-1]) if self.history else None,
             "device": self.history[0].environment.device_name if self.history and self.history[0].environment else None,
+            "waterfall": [dict(row) for row in self.waterfall],
             "trials": [dict(row) for row in self.trials],
             "sentences": self.sentences(),
         }

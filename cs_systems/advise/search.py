@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from cs_systems.advise.answer import Answer, TrialRow, filled, row_of
+from cs_systems.advise.answer import Answer, filled, row_of
 from cs_systems.advise.judge import GOALS, LEAST_GAIN, MOST_PAIRS, OF_ENERGY, Judgement, peak_bytes
 from cs_systems.advise.lever import (
     Cell,
@@ -30,6 +30,7 @@ from cs_systems.advise.numerics import UNCHECKED, Check
 from cs_systems.config import RunConfig
 from cs_systems.core.units import counted, human
 from cs_systems.record import RunRecord
+from cs_systems.report.advice import TrialRow
 
 AGAIN = 0.05  # expected share, from which an option that gave nothing is tried on top of another best cell
 PROCESSES = 3  # of a trial and the check of its numbers, at least
@@ -168,7 +169,7 @@ class Search:
             for other in _options(self.situation, self.levers):
                 if other.lever == option.lever and other.expected and other.expected.value > option.expected.value:
                     self._tried.add(other.key)
-                    reason = f"expected {human(other.expected.value, self._unit)}, no gain than the option that is kept"
+                    reason = f"expected {human(other.expected.value, self._unit)}, more than the option that is kept"
                     self.rows.append(row_of(other.lever, other.words, "not tried", reason))
         self._kept |= {*option.levers}
         self.situation = replace(self.situation, cell=option.cell, history=(*self.situation.history, record))
@@ -287,8 +288,8 @@ class Search:
                 if too_large := self._fits(found):
                     yield row_of(found.lever, found.words, "not tried", too_large)
                 elif expected and not self._is_open(found, now):
-                    other = "than the option that is kept" if found.lever in self._kept else "than now"
-                    text = f"expected {human(expected.value, self._unit)}, no gain {other}"
+                    other = "the option that is kept" if found.lever in self._kept else "now"
+                    text = f"expected {human(expected.value, self._unit)}, no gain compared with {other}"
                     yield row_of(found.lever, found.words, "not tried", text)
                 else:
                     yield row_of(found.lever, found.words, "not tried", "the search ended before it")

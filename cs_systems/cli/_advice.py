@@ -8,16 +8,17 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cs_systems.core.printable import plain
+from cs_systems.core.printable import labelled_command, plain
 from cs_systems.core.units import human
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cs_systems.advise.answer import Answer
     from cs_systems.advise.lever import Lever, Situation
     from cs_systems.analysis.diagnosis import Answer as DiagnosisAnswer
     from cs_systems.record import RunRecord
 
-ADVICE = "advice.json"
 SCRIPT = "YOUR_SCRIPT.py"
 RECORD_BYTES = 20_000  # at most, for one process
 
@@ -76,8 +77,8 @@ def announce(situation: Situation, levers: Mapping[str, Lever], budget: str, sta
 
 def print_answer(answer: Answer) -> None:
     """Print the result, the waterfall, what was not kept, and what the check of the numbers saw."""
-    from cs_systems.advise.answer import OTHERS, WATERFALL
     from cs_systems.cli._output import print_table, terminal_width
+    from cs_systems.report.advice import OTHERS, WATERFALL
     from cs_systems.report.tables.formats import text_width
 
     width = text_width(terminal_width())
@@ -90,6 +91,15 @@ def print_answer(answer: Answer) -> None:
         print_table(OTHERS, answer.others)
     for line in _lines(answer):
         print(textwrap.fill(plain(line), width, subsequent_indent="  ", break_on_hyphens=False))
+
+
+def print_report(folder: Path) -> None:
+    """Print the command that shows the answer with its waterfall as a page."""
+    from cs_systems.cli._output import terminal_width
+    from cs_systems.report.tables.formats import text_width
+
+    words = ("cs-systems", "report", folder, "--format", "html", "--open")
+    print(labelled_command("report:", words, text_width(terminal_width())))
 
 
 def _lines(answer: Answer) -> Iterator[str]:

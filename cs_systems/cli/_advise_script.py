@@ -95,8 +95,9 @@ def _deliver(search: Search, bench: ScriptBench, folder: Path, script: Path, sou
     """Print the answer, then how to apply it: environment variables, the diff, and lines to write by hand."""
     from cs_systems.advise.lever import ScriptPlan
     from cs_systems.advise.scripts import diff
-    from cs_systems.cli._advice import ADVICE, print_answer
+    from cs_systems.cli._advice import print_answer, print_report
     from cs_systems.cli._output import terminal_width
+    from cs_systems.report.advice import FILE
     from cs_systems.report.files import write_file
     from cs_systems.report.tables.formats import text_width
 
@@ -105,7 +106,7 @@ def _deliver(search: Search, bench: ScriptBench, folder: Path, script: Path, sou
     text, missing = bench.patched(best, source)
     patch = diff(script.as_posix(), source, text)
     data = answer.to_dict() | {"diff": patch, "environment": bench.environment(best)}
-    write_file(folder / ADVICE, json.dumps(data, indent=1).encode())
+    write_file(folder / FILE, json.dumps(data, indent=1).encode())
     print_answer(answer)
     width = text_width(terminal_width())
     if variables := bench.environment(best):
@@ -115,6 +116,7 @@ def _deliver(search: Search, bench: ScriptBench, folder: Path, script: Path, sou
         line = f"write by hand, because the place was not found: {bench.levers[name].lines}"
         print(textwrap.fill(plain(line), width, subsequent_indent="  ", break_on_hyphens=False))
     print(visible(f"records: {folder}"))
+    print_report(folder)
     if patch:
         write_file(folder / "advice.diff", patch.encode())
         print(visible(f"diff:    {folder / 'advice.diff'}\n\n{patch}"), end="")

@@ -176,15 +176,17 @@ def _search(args: Advise, start: RunConfig, budget_s: float, limit_bytes: int | 
 def _deliver(answer: Answer, folder: Path) -> None:
     """Write the answer into the folder as JSON, and print it."""
     from cs_systems.advise.answer import command_words
-    from cs_systems.cli._advice import ADVICE, print_answer
+    from cs_systems.cli._advice import print_answer, print_report
     from cs_systems.cli._output import terminal_width
     from cs_systems.record import records_path
+    from cs_systems.report.advice import FILE
     from cs_systems.report.files import write_file
     from cs_systems.report.tables.formats import text_width
 
-    write_file(folder / ADVICE, json.dumps(answer.to_dict(), indent=1).encode())
+    write_file(folder / FILE, json.dumps(answer.to_dict(), indent=1).encode())
     print_answer(answer)
     width = text_width(terminal_width())
     assert isinstance(answer.best, RunConfig)
     print(labelled_command("best:", command_words(answer.best), width))
     print(visible(f"records: {records_path(folder)}"))
+    print_report(folder)

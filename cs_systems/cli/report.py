@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
@@ -15,6 +15,12 @@ from cs_systems.config import ConfigError
 from cs_systems.core.printable import command_line, visible
 from cs_systems.record import RunRecord
 from cs_systems.report.figures.kinds import KINDS
+
+if TYPE_CHECKING:
+    from cs_systems.report.advice import Advice
+
+
+WATERFALL = "waterfall"  # figure of a search by advise, which its folder keeps besides the records
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ class Report:
     ] = None
     output: Annotated[MaybePath, optional("FILE", "file for the output, instead of the terminal")] = None
     figure: Annotated[MaybePath, optional("FILE", "file for a figure: .svg, .png or .pdf")] = None
-    figure_kind: Annotated[MaybeText, optional("KIND", ", ".join(KINDS), "chosen by the records")] = None
+    figure_kind: Annotated[MaybeText, optional("KIND", ", ".join([*KINDS, WATERFALL]), "chosen by the records")] = None
     paper: Annotated[
         MaybePath, optional("FOLDER", "write all tables (.tex, .typ) and figures (.pdf) of the run for a paper")
     ] = None
@@ -71,7 +77,7 @@ def run(args: Report) -> int:
 
 
 def _show(args: Report) -> int:
-    from cs_systems.report.reading import some_records
+    from cs_systems.report.advice import read
 
     args = page_asked(args)
     arranged = args.sort is not None or args.relative_to is not None
@@ -88,7 +94,8 @@ def _show(args: Report) -> int:
     if args.paper is not None and (unfit := {*given(args, Report(args.dir))} - {"paper", "where"}):
         refuse(sorted(unfit), "--paper writes every table and figure")
     check_outputs({"--output": args.output, "--figure": figure_file(args.figure)}, [args.dir])
-    records, complaints = some_records(args.dir)
+    advice = read(args.dir)
+    records, complaints = _records(args.dir, advice)
     for complaint in complaints:
         print(visible(complaint), file=sys.stderr)
     if args.where is not None:
@@ -102,13 +109,39 @@ def _show(args: Report) -> int:
             print(visible(f"paper: {file}"), file=sys.stderr)
         return 0
     if args.figure:
-        _draw(args.figure, args.figure_kind, records, args.dir)
+        if args.figure_kind in (None, WATERFALL) and advice is not None and advice.waterfall:
+            _draw_waterfall(advice, args.figure)
+        elif args.figure_kind == WATERFALL:
+            raise ConfigError(f"{args.dir} has no waterfall; cs-systems advise writes one if it keeps a lever")
+        else:
+            _draw(args.figure, args.figure_kind, records, args.dir)
         if not (
             args.output or args.columns or args.pivot or args.phase or args.format or args.sort or args.relative_to
         ):
             return 0
-    deliver(_text(args, records), args.format or "terminal", args.output, args.open)
+    deliver(_text(args, records, advice), args.format or "terminal", args.output, args.open)
     return 0
+
+
+def _records(folder: Path, advice: Advice | None) -> tuple[list[RunRecord], list[str]]:
+    """Return the records of a folder; those of a search of a script lie in a folder for each process."""
+    from cs_systems.record import records_path
+    from cs_systems.report.reading import some_records
+
+    if advice is None or records_path(folder).exists():
+        return some_records(folder)
+    read = [some_records(file.parent) for file in sorted(folder.glob(f"*/{records_path(folder).name}"))]
+    return [record for records, _ in read for record in records], [line for _, lines in read for line in lines]
+
+
+def _draw_waterfall(advice: Advice, file: Path) -> None:
+    from cs_systems.report.figures import plot
+    from cs_systems.report.figures.paper import on_paper
+    from cs_systems.report.figures.waterfall import waterfall
+
+    is_paper = plot.check_ending(file) == "pdf"
+    plot.write(lambda: on_paper(waterfall(advice)) if is_paper else waterfall(advice), file)
+    print(visible(f"figure: {file}"), file=sys.stderr)
 
 
 def _draw(figure: Path, kind: str | None, records: list[RunRecord], read: Path) -> None:
@@ -134,11 +167,11 @@ def _draw(figure: Path, kind: str | None, records: list[RunRecord], read: Path) 
         print(visible(f"no figure of {', '.join(missing)}: these records lack its data"), file=sys.stderr)
 
 
-def _text(args: Report, records: list[RunRecord]) -> str:
+def _text(args: Report, records: list[RunRecord], advice: Advice | None) -> str:
     if args.format == "html":
         from cs_systems.report.pages import records as html
 
-        return html.render(records)
+        return html.render(records, advice)
     from cs_systems.analysis.diagnosis import diagnose
     from cs_systems.report import diagnoses, origins
     from cs_systems.report.tables.formats import paragraph

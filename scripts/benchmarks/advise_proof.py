@@ -25,7 +25,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cs_systems.advise.answer import CLOSE, OTHERS, WATERFALL
+from cs_systems.advise.answer import CLOSE
+from cs_systems.report.advice import OTHERS, WATERFALL
 from cs_systems.report.tables.rows import render_table
 
 FOLDER = Path("profiles/advise")

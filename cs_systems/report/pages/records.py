@@ -9,6 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from markupsafe import Markup
@@ -19,15 +20,18 @@ from cs_systems.core import units
 from cs_systems.core.fields import Subject
 from cs_systems.record import Environment, Origin, RunRecord
 from cs_systems.report import origins
+from cs_systems.report.advice import OTHERS, WATERFALL, Advice, TrialRow
 from cs_systems.report.diagnoses import sentences
 from cs_systems.report.figures import plot
 from cs_systems.report.figures.kinds import KINDS
 from cs_systems.report.figures.labels import labels
+from cs_systems.report.figures.waterfall import waterfall
 from cs_systems.report.frame import CELL_COLUMNS, CLEAN, STEP, by_kind, frame, without_retried
 from cs_systems.report.pages import _templates
 from cs_systems.report.tables.columns import phases_of
 from cs_systems.report.tables.layout import is_timed
 from cs_systems.report.tables.records import CountedCaveat, counted_caveats, in_order, loop_times, tables, varying
+from cs_systems.report.tables.rows import table_of
 from cs_systems.report.tables.table import Table
 
 if TYPE_CHECKING:
@@ -42,6 +46,7 @@ IN_FULL = (
     *("predicted_peak_bytes", "warnings"),
 )
 WORK = [mode.value for mode in (Mode.FORWARD, Mode.BACKWARD, Mode.FORWARD_BACKWARD, Mode.TRAIN_STEP)]
+LONGEST_CHANGE = 60  # characters of a lever's options in a table of a search
 MOST_CONFIGS = 200  # limit; beyond it, the page refers to the records file
 
 
@@ -62,8 +67,8 @@ class _Workload(NamedTuple):
     figures: Sequence[tuple[str, Markup]]
 
 
-def render(records: Sequence[RunRecord]) -> str:
-    """Render the page. Raises ConfigError for a malformed record."""
+def render(records: Sequence[RunRecord], advice: Advice | None = None) -> str:
+    """Render the page, with the answer of a search if there is one. Raises ConfigError for a malformed record."""
     records = without_retried(records)
     kinds = by_kind(records)
     known = origins.of(records)
@@ -72,6 +77,7 @@ def render(records: Sequence[RunRecord]) -> str:
         "title": f"{_subject(records)} on {_machines(records)}",
         "diagnoses": sentences(diagnose(records)),
         "facts": _headline(records),
+        "advice": advice and _search(advice),
         "workloads": [_workload(number, name, chosen) for number, (name, chosen) in enumerate(kinds.items())],
         "environment": [*_origin(known), *_environment(records)],
         "commands": origins.commands(known),
@@ -79,6 +85,24 @@ def render(records: Sequence[RunRecord]) -> str:
         "most_configs": MOST_CONFIGS,
     }
     return _templates.render("records.html.jinja", values)
+
+
+def _search(advice: Advice) -> dict[str, Any]:
+    """Return the section of a search: its sentences, the figure and the tables."""
+    from cs_systems.report.pages.tables import sections
+
+    tables = [(WATERFALL[advice.goal], advice.waterfall), (OTHERS, advice.others)]
+    figure = plot.drawn_svg(lambda: waterfall(advice), "waterfall") if advice.waterfall else ""
+    return {
+        "sentences": advice.sentences,
+        "figure": Markup(figure),
+        "tables": Markup(sections([table_of(declared, rows, short=_short(rows)) for declared, rows in tables if rows])),
+    }
+
+
+def _short(rows: Sequence[TrialRow]) -> dict[str, dict[Any, str]]:
+    """Return the shorter texts of long options, which would push the numbers out of the page."""
+    return {"change": {row["change"]: shorten(row["change"], LONGEST_CHANGE, placeholder=" …") for row in rows}}
 
 
 def _subject(records: Iterable[RunRecord]) -> str:

@@ -1,0 +1,81 @@
+"""Answer of a search in its folder: the waterfall as a figure and in the page of the records, and malformed files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cs_systems.cli import main
+from cs_systems.config import RunConfig
+from cs_systems.record import Measurement, RunRecord, Sample, append_record, records_path
+from cs_systems.report.advice import WATERFALL, TrialRow, read
+from cs_systems.report.figures import plot
+from cs_systems.report.figures.waterfall import waterfall
+from tests.report import browser
+
+
+def trial(lever: str, **others: Any) -> dict[str, Any]:
+    texts = {"lever": lever, "change": "", "status": "kept", "numbers": "", "reason": "", "processes": 1}
+    return {**dict.fromkeys(TrialRow.__annotations__), **texts, **others}
+
+
+START = trial("start", status="", step_s=0.05, peak_bytes=1 << 30, step_j=20.0, tokens_per_j=100.0)
+KEPT = trial(
+    "bf16 + cuda_graph",
+    change="precision bf16, graph step",
+    expected_s=0.016,
+    step_s=0.014,
+    gain=3.6,
+    gain_low=3.5,
+    gain_high=3.7,
+    peak_bytes=1 << 29,
+    step_j=7.0,
+    tokens_per_j=290.0,
+)
+OTHER = trial("tf32", change="precision <tf32>", status="rejected", reason="no gain")
+UNFIT = trial("allocator", status="not tried", reason="no timed step calls cudaMalloc")
+
+
+def folder_with(folder: Path, **others: Any) -> Path:
+    sentences = ["3.60 (3.50 … 3.70) times as fast as the start, measured side by side; 1 of 2 options kept"]
+    trials = {"trials": [KEPT, OTHER, UNFIT], "waterfall": [START, KEPT]}
+    (folder / "advice.json").write_text(json.dumps({"goal": "time", "sentences": sentences, **trials, **others}))
+    samples = tuple(Sample(0, False, 0.05, {"forward": 0.05}, {"forward": 0.01}) for _ in range(3))
+    measurement = Measurement("wall", samples, 0.1)
+    append_record(records_path(folder), RunRecord("k", RunConfig().to_dict(), "ok", measurement=measurement))
+    return folder
+
+
+@pytest.mark.parametrize("goal", WATERFALL)
+def test_waterfall_is_drawn_for_each_goal(goal: str, tmp_path: Path) -> None:
+    advice = read(folder_with(tmp_path, goal=goal))
+    assert advice is not None
+    assert [row["change"] for row in advice.others] == ["precision <tf32>"]  # a lever that does not apply is no option
+    drawn = plot.write(lambda: waterfall(advice), tmp_path / "w.svg")
+    (axes,) = drawn.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["start", "precision bf16, graph step"]
+    assert axes.texts[1].get_text().endswith(", 3.60 times")
+
+
+def test_report_draws_the_waterfall_of_a_search_and_shows_it_in_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_with(tmp_path)
+    assert main(["report", str(folder), "--figure", str(tmp_path / "w.pdf")]) == 0
+    assert "w.pdf" in capsys.readouterr().err
+    assert main(["report", str(folder), "--format", "html", "--output", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text()
+    texts = browser.texts_between_tags(page)
+    assert {"search", "after each kept lever", "kept, each on top of those above it", "no gain"} <= texts
+    assert "<tf32>" not in page
+    (folder / "advice.json").unlink()
+    assert main(["report", str(folder), "--figure", str(tmp_path / "w.svg"), "--figure-kind", "waterfall"]) == 2
+    assert "has no waterfall; cs-systems advise writes one" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("given", [{"goal": "speed"}, {"waterfall": [{**START, "step_s": "fast"}]}, {"trials": 3}])
+def test_a_malformed_answer_is_refused(given: dict[str, Any], tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, **given)
+    with pytest.raises(ValueError, match="is not the answer of cs-systems advise"):
+        read(folder)
