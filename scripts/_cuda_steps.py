@@ -54,7 +54,7 @@ class Step:
         return {"D": d_head, **sizes, **self.switches}
 
     def launch(self, d_head: int) -> tuple[int, tuple[int, int], int]:
-        """Return (rows of a block, its threads as x and y, bytes of shared memory), as at the head of the file."""
+        """Return the block's rows, its threads as (x, y) and its bytes of shared memory, as in the table above."""
         has = self.macros(d_head)
         if self.source == "naive":
             return 128, (128, 1), 0

@@ -25,14 +25,17 @@ NEEDS = {0: "", 1: "# needs a GPU\n", 2: "# needs two GPUs\n"}
 
 
 def page(text: str) -> str:
-    """Return the page with its tasks written anew."""
+    """Return the text of the page with its list of tasks written again."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{generated(rest)}\n{END}{after}"
 
 
 def generated(old: str) -> str:
-    """Return the tasks. old: the tasks as they are on the page, whose outputs of reproducible commands are kept."""
+    """Return the Markdown of the tasks.
+
+    old: the tasks now on the page; the outputs of reproducible commands are kept from it.
+    """
     rows = [f"| [{task.name}](#{task.name}) | {task.asks} |" for task in tasks().values()]
     table = "\n".join(["| task | what it asks |", "| --- | --- |", *rows])
     return "\n\n".join(["", table, *(part for task in tasks().values() for part in section(task, old)), ""]).strip("\n")
@@ -67,7 +70,7 @@ def printed_before(line: str, old: str) -> str:
 
 
 def _plain(lines: list[list[str]]) -> str:
-    """Return commands that a CPU runs too as a block that the tests of the pages do not run."""
+    """Return commands that also run on a CPU as a block that the tests of the pages skip."""
     return f"```text\n{''.join(map(shown, lines))}```"
 
 

@@ -3,11 +3,11 @@
     python scripts/docs_commands.py [PAGE ...]                 # all pages by default
     python scripts/docs_commands.py --reproducible [PAGE ...]  # measure nothing: only what each run prints alike
 
-A command is a line that starts with `$ ` in a fenced block of kind `console`; a line that ends with a backslash goes on
-in the next. A block that starts with `# needs ...` (a GPU, Slurm) is left as it is. The commands of one page run in
-order in one temporary folder, which shows the repository's examples, profiles, scripts and tests. What is printed to
-standard error is shown only where nothing else was printed. tests/docs runs the same commands, and
-compares what the reproducible ones print with the page.
+A command is a line that starts with `$ ` in a fenced block of kind `console`; a line that ends with a backslash
+continues in the next line. A block that starts with `# needs ...` (a GPU, Slurm) is left as it is. The commands of one
+page run in order in one temporary folder, which shows the repository's examples, profiles, scripts and tests. What is
+printed to standard error is shown only where nothing else was printed. tests/docs runs the same commands, and compares
+what the reproducible ones print with the page.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def own_words(command: str) -> list[str] | None:
 
 
 def is_reproducible(command: str) -> bool:
-    """Return True if each run of a command prints the same, because it reads files of the repository or predicts."""
+    """Return True if a command prints the same in each run, because it reads the repository's files or predicts."""
     if (words := own_words(command)) is None:
         return command.split()[0] in ("gunzip", "head")
     reads_study = words[0] in ("compare", "report") and any(word.startswith("profiles/") for word in words)

@@ -39,7 +39,8 @@ DTYPES, D_HEADS = ("float16", "bfloat16"), (32, 64, 80, 96, 128, 256)
 RESULTS = ("out", "dq", "dk", "dv")
 ROW_FACTOR, AGAINST_FACTOR = 2, 1.2
 MOST_FAILURES = 10
-SCORES = {"cpu": 2**14, "cuda": 2**23}  # the reference has some six matrices of so many float64 at its peak
+# the reference needs about six matrices of this many float64 numbers at its peak
+SCORES = {"cpu": 2**14, "cuda": 2**23}
 MANY_HEADS = 65_536
 ONE_ROW_LONGEST = 4096
 
@@ -122,7 +123,7 @@ def kinds(seed: int, count: int) -> list[Kind]:
 
 
 def drawn(seed: int, number: int, kinds: Sequence[Kind], scores: int) -> Case:
-    """Return case `number` of `seed`, with at most `scores` scores (batch · heads · seq_q · seq_k)."""
+    """Return test case `number` of a seed, with at most `scores` scores (batch · heads · seq_q · seq_k)."""
     draw = random.Random(f"case {number} of {seed}")
     kind = draw.choice(kinds)
     if draw.random() < 0.01 and not (kind.even_q or kind.even_k) and scores >= 64 * (MANY_HEADS + 64):
@@ -145,7 +146,7 @@ def _lengths(draw: random.Random, kind: Kind, longest: int) -> tuple[int, int]:
 
 
 def _length(draw: random.Random, longest: int) -> int:
-    """Return a random length: short ones as often as long ones, a third at or next to the edge of a tile."""
+    """Return a random length, short as often as long; a third of the lengths lie at an edge of a tile."""
     length = round(math.exp(draw.uniform(0, math.log(longest))))
     if draw.random() < 1 / 3:
         length = 64 * max(1, round(length / 64)) + draw.choice((-1, 0, 1))
@@ -174,7 +175,8 @@ def tensors(case: Case, seed: int, number: int, device: torch.device) -> tuple[T
     q, k, v = (
         made(kind.layout, *of) for of in ((case.heads_q, case.seq_q), *[(case.heads_kv, case.seq_k)] * 2)
     )  # fmt: skip
-    if kind.gradient == "expanded":  # as of out.sum(); no tiny number, whose gradients fp16 could not hold
+    # the gradient that out.sum() gives; not tiny numbers, because fp16 could not represent their gradients
+    if kind.gradient == "expanded":
         one = 0.5 + torch.rand(1, 1, 1, 1, device=device, generator=generator)
         return q, k, v, one.to(q.dtype).expand_as(q)
     return q, k, v, made(kind.gradient, case.heads_q, case.seq_q)
@@ -189,7 +191,7 @@ def computed(backend: AttentionBackend, inputs: Sequence[Tensor], case: Case, ba
 
 
 def exact(inputs: Sequence[Tensor], case: Case, backward: bool) -> list[tuple[Tensor, Tensor]]:
-    """Return (value in float64, size of each row's terms) of each result, the reference of its errors.
+    """Return (float64 value, size of each row's terms) for each result; errors are measured against these.
 
     A gradient is a sum that may cancel to nothing while its terms keep their rounding: ds = p (dp − δ) with δ = do · o,
     where o was rounded. What that rounding moves a row of dq by is scale ‖do‖ ‖o‖ / √d times the row of p k; of dk, the
@@ -211,8 +213,8 @@ def exact(inputs: Sequence[Tensor], case: Case, backward: bool) -> list[tuple[Te
 def errors(got: Tensor, reference: Tensor, terms: Tensor) -> tuple[float, float]:
     """Return (‖got − reference‖ / ‖terms‖, the largest ratio of a row).
 
-    Rows with terms below a tenth of their root mean square count as such a tenth. Both are inf for another shape and
-    for a number that is not finite.
+    Terms of a row below a tenth of the root mean square of all rows count as that tenth. Both are inf for another shape
+    and for a number that is not finite.
     """
     if got.shape != reference.shape or not got.isfinite().all():
         return math.inf, math.inf
@@ -223,7 +225,7 @@ def errors(got: Tensor, reference: Tensor, terms: Tensor) -> tuple[float, float]
 
 
 def rounding_of_scores(inputs: Sequence[Tensor], case: Case) -> float:
-    """Return the relative error of a weight if scores are rounded to the dtype."""
+    """Return the relative error of an attention weight when its score is rounded to the dtype."""
     q, k = inputs[0].double(), inputs[1].double()
     grouped = q.unflatten(1, (case.heads_kv, case.kind.group)).flatten(2, 3)  # query head h is of key head h // group
     scale = abs(case.kind.scale or case.kind.d_head**-0.5)

@@ -64,8 +64,8 @@ WITHOUT = (
 )
 EQUIVALENT = ROOT / "tests" / "mutants" / "equivalent.toml"
 LIMIT = 0.05
-BUDGET_S = 6.0  # of tests per mutant, in time of the processor while traced; the slower ones are left out
-PATIENCE = 10.0  # times the duration of its tests, after which a mutant counts as killed: it does not end
+BUDGET_S = 6.0  # longest time of one test on the processor, in seconds, while traced; slower tests are left out
+PATIENCE = 10.0  # a mutant counts as killed (it does not end) after this many times the duration of its tests
 KILLED, SURVIVED, UNREACHED = "killed", "survived", "unreached"
 COMPARISONS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
 UNITS = {1e3: 1e6, 1e6: 1e3, 1e9: 1e6, 1e-3: 1e-6, 1e-6: 1e-3, 1e-9: 1e-6, 1024: 1000}
@@ -142,7 +142,7 @@ class Sites(ast.NodeVisitor):
             self.visit(node.value)
 
     def visit_Assert(self, node: ast.Assert) -> None:
-        """Leave assertions alone: they tell a type checker what cannot happen."""
+        """Leave assertions alone, because they only tell a type checker what cannot happen."""
 
     def visit_Constant(self, node: ast.Constant) -> None:
         value = node.value
@@ -179,7 +179,8 @@ class Sites(ast.NodeVisitor):
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
         sides = (node.left, node.right)
-        if isinstance(node.op, ast.BitOr) or any(map(_is_sequence, sides)):  # of types or sets; of texts or lists
+        # unions of types or of sets; joined strings or lists
+        if isinstance(node.op, ast.BitOr) or any(map(_is_sequence, sides)):
             for side in sides:
                 self.visit(side)
             return
@@ -250,7 +251,7 @@ class Session:
         """Trace all tests, then run each mutant in a fork."""
         paths = {str(path) for path in TARGETS}
         self._items = {item.nodeid: item for item in session.items}
-        for path in TARGETS:  # those of plug-ins are loaded when they are asked for
+        for path in TARGETS:  # modules of plug-ins are imported only when they are needed
             importlib.import_module(_module(str(path.relative_to(ROOT))))
         self._reached, self._lasted_s = self._traced(paths)
         self._functions = _functions(paths)
@@ -280,7 +281,7 @@ class Session:
             by_file[name.partition("::")[0]].append(name)
         known = json.loads(self.lines.read_text()) if self.lines.exists() else {}
         sources = hashlib.sha256(b"".join(path.read_bytes() for path in TARGETS)).hexdigest()
-        if known.get("sources") != sources:  # else the lines would be those of other code
+        if known.get("sources") != sources:  # otherwise the line numbers would belong to other code
             known = {"sources": sources}
         for file, names in by_file.items():
             changed_s = Path(file).stat().st_mtime
@@ -288,7 +289,7 @@ class Session:
                 answer = _forked(lambda names=names: self._trace_items(names, paths), 600.0)
                 known[file] = [changed_s, *json.loads(answer or "[{}, []]")]
             _, found, loaded = known[file]
-            for name in loaded:  # so that the forks of mutants need not
+            for name in loaded:  # so that the forked mutants need not import it
                 with contextlib.suppress(Exception):
                     importlib.import_module(name)
             for name, (passed, took_s, lines) in found.items():
@@ -347,7 +348,10 @@ class Session:
         return KILLED
 
     def _sound_of(self, path: str, names: Sequence[str]) -> list[str]:
-        """Return the tests that pass where the unchanged module is run again; others do not judge its own lines."""
+        """Return the tests that still pass after the unchanged module is run again.
+
+        No other test can judge a mutant.
+        """
         asked = [name for name in names if (path, name) not in self._sound]
 
         def failing() -> str:
@@ -369,7 +373,7 @@ class Session:
             named = re.findall(r"\b_?[A-Z][A-Z_]+\b", mutant.source.partition("=")[0])
             users = [f for f in TARGETS if str(f) == path or _module(mutant.path) in f.read_text()]
             lines = [(str(f), i) for f in users for i in _mentions(f, named)] if named else []
-            if not any(line in self._reached for line in lines):  # of a constant of other constants
+            if not any(line in self._reached for line in lines):  # a constant that is computed from other constants
                 lines = [key for key in self._reached if key[0] == path]
         else:
             lines = [(path, mutant.line)]
@@ -430,7 +434,7 @@ def _module(path: str) -> str:
 
 
 def _run_again(path: str, code: types.CodeType | None = None) -> None:
-    """Run a module again, with this code, and put what it makes wherever the old was imported."""
+    """Run a module again with this code, and replace its old functions and classes wherever they were imported."""
     module = sys.modules[_module(path)]
     before = dict(vars(module))
     exec(code or compile(Path(path).read_text(), str(ROOT / path), "exec", dont_inherit=True), vars(module))
@@ -447,7 +451,7 @@ def _run_again(path: str, code: types.CodeType | None = None) -> None:
 
 
 def _forked(work: Callable[[], str], limit_s: float) -> str | None:
-    """Return what a fork of this process answers; None if it takes longer or dies."""
+    """Return the answer of a function that runs in a fork of this process; None if it takes too long or dies."""
     reads, writes = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -35,7 +35,7 @@ COLUMNS = (
 )
 CONTEXT = 512
 REPLICATED, SHARDED = "ddp_variants/2.7B", "fsdp_launches/h200/2.7B"
-ON_TWO = (  # what is left out of the first are variants of its rows
+ON_TWO = (  # the rows left out are variants of rows in the first table
     *("alone", "torch_ddp", "torch_ddp 100 MB, view", "torch_ddp 1000 MB, view", "ddp_flat", "ddp_overlap"),
     *("ddp_bucketed 100 MB", "ddp_bucketed 1000 MB"),
 )
@@ -43,7 +43,7 @@ BENCHMARK = "scripts/benchmarks/attention_peers.py"
 TRAINING_STEP, AGAIN = "training_step/h200.json", "training_step/h100.json"
 LLAMA = ("llama compiled", "llama cudagraphs")
 FAST, LOW = "fast", "fast in fp8"
-HOST_BOUND = 0.9  # share of a step that its launches take, from which the GPU waits for them
+HOST_BOUND = 0.9  # from this share of a step on, launches keep the GPU waiting
 INTRODUCTION = """\
 A bf16 training step on one H200 at batch 4, medians in ms, both sides in one run. Llama: Hugging Face's of equal shape,
 compiled, with CUDA graphs where they help. fp8: `--parts fp8_linear` in place of the fused products; it changes the
@@ -69,7 +69,10 @@ and [profiles/fsdp_launches](profiles/{SHARDED}.md).
 
 
 def headline(folder: Path) -> str:
-    """Return the table of the fast step and the fastest Llama. Raises ValueError, with the remedy, without rows."""
+    """Return the table of the fastest step and the fastest Llama.
+
+    Raises ValueError with the remedy if there are no rows.
+    """
     rows = _steps(folder / TRAINING_STEP)
     again = [row["times as fast"] for row in _steps(folder / AGAIN) if not row["note"]]
     range_ = f"{min(again):.2f} to {max(again):.2f}"

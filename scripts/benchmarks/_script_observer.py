@@ -97,7 +97,7 @@ class _Observer:
         self.modules, self.optimizers = [], []
         self.found = {place: _identity(place) for place in _HOOKED}
         self.clocks = _Clocks({**_CLOCKS, **options["clocks"]}) if "clocks" in options else None
-        self.timed = set()  # classes of optimizers whose step is timed
+        self.timed = set()  # optimizer classes with timed steps
         random.seed(0)
         torch.manual_seed(0)
         with contextlib.suppress(ImportError):  # here, because a later import would seed itself
@@ -125,7 +125,7 @@ class _Observer:
         owner.__init__ = built
 
     def write(self):
-        gc.unfreeze()  # get_objects leaves out what a script has frozen
+        gc.unfreeze()  # gc.get_objects leaves out objects that a script has frozen with gc.freeze
         gc.collect()
         alive = [each for each in gc.get_objects() if issubclass(type(each), self.torch.nn.Module)]
         modules = {id(each): each for each in [*self.modules, *alive] if "_parameters" in vars(each)}.values()

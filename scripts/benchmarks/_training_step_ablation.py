@@ -51,7 +51,8 @@ def first_of(ablation: Sequence[dict[str, Any]], cell: Cell, variant: str) -> di
 class Switched:
     """Step with a switch in one position, and the step with which it is compared.
 
-    gain_s: what the switch saves; for one that is left out, what the step loses. None: a row failed.
+    gain_s: seconds that the switch saves; for a switch that is left out, seconds that the step loses. None: a row
+    failed.
     """
 
     row: Mapping[str, Any]
@@ -123,7 +124,7 @@ def signed(seconds: float | None) -> str:
 
 
 def drawing(ablation: Sequence[dict[str, Any]]) -> Any:
-    """Return the figure: what each switch gains added up, as a share of the compiled step, beside the prediction."""
+    """Return the figure: the gains of the switches, added up, as a share of the compiled step, and the prediction."""
     from matplotlib.figure import Figure
 
     cells = sorted({(row["context"], cost.parameter_count(preset(row["size"])), row["size"]) for row in ablation})

@@ -47,7 +47,10 @@ FILE, LIVE = "processes.jsonl", "live.jsonl"
 
 
 def one(device: str, ahead: int) -> None:
-    """Import torch, say so, and measure the side that standard input names: the life of one process."""
+    """Import torch, report that it is loaded, and measure the side (A or B) that standard input names.
+
+    Runs in its own process.
+    """
     cores = sorted(os.sched_getaffinity(0))
     others = cores[CORES:] if len(cores) >= CORES + ahead else cores
     os.sched_setaffinity(0, others)
@@ -128,7 +131,7 @@ def record(device: str, pairs: int, folder: Path, budget_s: float, ahead: int) -
 
 
 def live(device: str, comparisons: int, folder: Path, budget_s: float, ahead: int) -> None:
-    """Run whole comparisons: A with A and A with B in turn; write the verdict and the pairs of each."""
+    """Compare A with A and A with B in turn; write each verdict and its pairs."""
     began_s = time.monotonic()
     with Processes(device, ahead) as processes, (folder / LIVE).open("a") as lines:
         for number in range(comparisons):
@@ -172,7 +175,7 @@ def replayed(pairs: list[Recorded], b: str, find: float, source: random.Random) 
 
 
 def upper_limit(errors: int, trials: int, confidence: float = 0.95) -> float:
-    """Return the Clopper-Pearson upper limit of a rate: so many errors or fewer come with a chance of 5% there."""
+    """Return the Clopper-Pearson upper limit of a rate: at this rate, this many errors or fewer have a chance of 5%."""
     low, high = errors / trials, 1.0
     for _ in range(60):
         middle = (low + high) / 2

@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def goals(advice: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
-    """Yield each goal in words, with whether it is met."""
+    """Yield each goal as a sentence, with whether it is met."""
     gain = 1 / advice["whole"]["ratio"] if advice["whole"] else 1.0
     yield f"at least {LEAST_GAIN:g} times as fast: {gain:.2f}", gain >= LEAST_GAIN
     kept = [row for row in advice["trials"] if row["status"] == "kept"]

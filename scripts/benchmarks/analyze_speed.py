@@ -83,7 +83,7 @@ def _repeat(database: sqlite3.Connection, table: str) -> None:
     }
     columns = _columns(database, table)
     values = ", ".join(shifted.get(column, column) for column in columns)
-    # By n first, so that rows lie in the file in the order of time, as nsys writes them.
+    # Sorted by n first, so that rows lie in the file in the order of time, as nsys writes them.
     database.execute(
         f"INSERT INTO {table} ({', '.join(columns)}) SELECT {values} FROM copies CROSS JOIN {table} ORDER BY n"
     )
@@ -96,7 +96,7 @@ def repeat_kineto(target: Path, megabytes: int) -> int:
     # Text of all events with a place for each number that differs between copies: far faster than an encoder of JSON.
     numbers: list[float] = []
     steps: list[float] = []
-    # An event on a line of its own: torch.profiler spreads it over a few, with less white space than an indent.
+    # One line per event: torch.profiler spreads it over several, with less white space than this indent would add.
     template = ",\n  ".join(_with_places(event, numbers, steps) for event in events)
     copies, written = 0, 0
     with target.open("w") as file:

@@ -38,7 +38,7 @@ from cs_systems.record import Sample
 from cs_systems.report.tables.rows import render_rows
 
 PEER, FLOOR = "sdpa_cudnn", "python_autograd"
-# Those that compile for tens of seconds come last: the time budget leaves them out first.
+# Backends that compile for tens of seconds come last, so that the time budget leaves them out first.
 BACKENDS = (
     *(PEER, FLOOR, "flash_cuda", "flash_triton", "sdpa_flash", "sdpa_efficient", "sdpa_math", "naive"),
     *("flash_attn", "flash_torch", "flex", "compiled"),
@@ -108,7 +108,7 @@ def fewer_calls(call: Callable[[], object], device: Device) -> Calls:
 
 
 def prepared(name: str, args: argparse.Namespace, device: Device) -> dict[str, Calls] | str:
-    """Return the calls of both passes, or the reason why there are none."""
+    """Return the calls of both passes, or the reason why the backend has none."""
     _, heads, seq, d_head = args.shape
     backend = backend_named(name)
     if reason := backend.unavailable(AttentionCall("cuda", args.dtype, d_head, seq, seq, heads, heads, args.causal)):

@@ -35,7 +35,7 @@ TOKENS, WIDTH = 16384, 2048
 LENGTHS = [f"{TOKENS // n},{WIDTH // d},{n},{d}" for d in (64, 128) for n in (512, 1024, 2048, 4096, 8192, 16384)]
 PHASES = ("forward", "backward", "step")
 CELL_TIMEOUT_S = 60.0
-CELL_FLOPS = 1.2e14  # a third of a second of work at what a Hopper GPU does: bounds the steps of a cell
+CELL_FLOPS = 1.2e14  # about a third of a second of work on a Hopper GPU; limits the number of steps of a cell
 
 
 def steps_of(shape: AttentionShape) -> int:

@@ -49,9 +49,11 @@ def chosen(gpus: int) -> list[str]:
 
 
 def limits(wanted: Sequence[str], kept: Path) -> dict[str, float]:
-    """Return the limit of each task in seconds, the shortest first; by default twice what it took, and a start.
+    """Return the limit of each task in seconds, the shortest first.
 
-    wanted: NAME or NAME:SECONDS. Raises ValueError for an unknown task, and for seconds that are no number.
+    Default: twice the recorded time, plus time to start.
+
+    wanted: NAME or NAME:SECONDS. Raises ValueError for an unknown task, and for seconds that are not a number.
     """
     found = {}
     for word in wanted:
@@ -68,7 +70,7 @@ def _usual_limit(task: Task, kept: Path) -> float:
 
 
 def run(names: dict[str, float], machine: Machine, budget_s: float) -> dict[str, str]:
-    """Run each task in a process of its own; return how each ended that did not end well."""
+    """Run each task in a process of its own; return the exit status or reason of each that failed."""
     began, failed = time.monotonic(), {}
     for name, limit_s in names.items():
         seconds = min(limit_s, budget_s - (time.monotonic() - began))
@@ -90,7 +92,7 @@ def run(names: dict[str, float], machine: Machine, budget_s: float) -> dict[str,
 
 
 def carry_out(name: str, machine: Machine, seconds: float) -> None:
-    """Run a task, and report what it has when the time is up. Ends the process with the task's exit status."""
+    """Run a task; when its time is up, report the results so far. Ends the process with the task's exit status."""
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     plan = _course.planned(tasks()[name], machine, RUNS)

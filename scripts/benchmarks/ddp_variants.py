@@ -253,7 +253,7 @@ def run(args: argparse.Namespace) -> None:
                 RuntimeError,
                 TypeError,
                 ValueError,
-            ) as error:  # on all ranks alike: no such thing here
+            ) as error:  # the same on all ranks: this option does not exist here
                 step.take_off()
                 chosen.remove(variant)
                 say(f"{variant.name} is left out: {error}")

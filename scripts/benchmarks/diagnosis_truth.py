@@ -42,7 +42,7 @@ sys.path.insert(0, str(FOLDER))
 from causes import CAUSES  # noqa: E402
 
 KINDS = ("traces", "snapshots", "loops", "ranks")
-SAMPLE = (  # fast ones, for a test
+SAMPLE = (  # fast cases, for a test
     "small_batch",
     "loader_wait",
     "healthy_training",
@@ -128,11 +128,11 @@ NAMES = {
     r"loads the next batch": "data-loading",
     r"compiles|dynamo|inductor": "recompilation",
 }
-"""Names and words in a sentence about work of the host that tell its cause, beside what the code stands for."""
+"""Names and words in a sentence about host work that show its cause, in addition to its code."""
 OF_HOST = ("host-time", "own-python", "periodic-steps")
 
 NEUTRAL = {"unstable-times", "unstable", "throttled-clock", "throttled", "few-samples", "nothing", "unknown"}
-"""Codes that name no cause of the program."""
+"""Codes that do not name a cause in the program."""
 
 SENTENCES = {
     r"^none$": "nothing",
@@ -141,12 +141,12 @@ SENTENCES = {
     r"^cannot be told: .* CUDA graphs recorded as a whole": "graphs-recorded-whole",
     r"^(unknown|cannot be told)": "unknown",
 }
-"""Codes of sentences for which no rule of diagnosis stands."""
+"""Codes of sentences that no rule of diagnosis produces."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One program and what is true of it."""
+    """One program and the truth about it."""
 
     kind: str
     name: str
@@ -278,7 +278,7 @@ def read_answer(output: str, made: Sequence[dict[str, str]], failure: str = "") 
 
 
 def code_of(sentence: str, made: Sequence[dict[str, str]]) -> str:
-    """Return the code of the diagnosis whose cause the sentence contains, or that of a known sentence."""
+    """Return the code of the diagnosis with a cause in the sentence, or the code of a known sentence."""
     found = [d for d in made if d["code"] and " ".join(d["cause"].split()) in sentence]
     if found:
         return max(found, key=lambda d: len(d["cause"]))["code"].replace("_", "-")
@@ -289,8 +289,11 @@ def code_of(sentence: str, made: Sequence[dict[str, str]]) -> str:
 
 
 def causes_of(code: str, sentence: str) -> tuple[str, ...]:
-    """Return the causes that a sentence with this code names; those of names come first, as they say more."""
-    text = re.sub(r"\S+\.py:\d+", "", sentence)  # a file's name is that of the case
+    """Return the causes that a sentence with this code names.
+
+    Causes found by names come first; they are more specific.
+    """
+    text = re.sub(r"\S+\.py:\d+", "", sentence)  # a file is named after its case
     named = [word for pattern, word in NAMES.items() if code in OF_HOST and re.search(pattern, text)]
     return (*named, *CODES.get(code, ()))
 

@@ -59,11 +59,11 @@ MODELS = ("llama", "gpt2", "bert", "t5", "vit", "clip", "whisper", "resnet", "un
 TURNS, STEPS, RECORDED = 8, 4, 5
 COMPILED = ("llama", "vit")
 INPUT_S, OWN_S, ITEMS, COPIED_BYTES = 8e-3, 5e-3, 40, 1 << 26
-SLEEP_CYCLES = 400_000_000  # about 0.25 s of an H100
+SLEEP_CYCLES = 400_000_000  # about 0.25 s on an H100
 
 
 class Step:
-    """Training step whose faults are switched on by name: "item", "input", "own", "copy"."""
+    """Training step with faults that are switched on by name: "item", "input", "own", "copy"."""
 
     def __init__(self, case: Any, faults: Sequence[str] = (), autocast: bool = False) -> None:
         self.case, self.faults, self.autocast = case, faults, autocast
@@ -115,7 +115,7 @@ def _work(seconds: float) -> None:
 
 
 def one_round_s(step: Callable[[], None]) -> float:
-    """Return the duration of a step, of several that follow each other."""
+    """Return the duration in s of one step, from several steps in a row."""
     torch.cuda.synchronize()
     began = time.perf_counter()
     for _ in range(STEPS):
@@ -125,7 +125,7 @@ def one_round_s(step: Callable[[], None]) -> float:
 
 
 def submitted_s(step: Callable[[], None]) -> float:
-    """Return the time that the host takes to submit a step to an idle device."""
+    """Return the time in s that the host takes to submit a step to an idle device."""
     times = []
     for _ in range(5):
         torch.cuda.synchronize()
@@ -137,7 +137,7 @@ def submitted_s(step: Callable[[], None]) -> float:
 
 
 def device_s(step: Callable[[], None], launches: int) -> float | None:
-    """Return the time of a step on the device whose launches are queued ahead; None if they do not fit the queue."""
+    """Return the device's time in s of a step that is queued ahead; None if its launches do not fit the queue."""
     if launches > 900:
         return None
     times = []
@@ -248,7 +248,7 @@ HOST_FAULTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], Change]] = {
 
 
 def of_model(name: str, size: str, only_graph: bool) -> Iterator[Row]:
-    """Yield a row for each remedy, or for the graph alone."""
+    """Yield a row for each remedy, or for the CUDA graph alone."""
     for remedy, (faulty, mended, change) in HOST_FAULTS.items():
         if only_graph:
             break
@@ -295,7 +295,7 @@ def of_kernels(name: str, size: str, before: Step, step_s: float, bounds: Mappin
 
 
 def _compared(before: Callable[[], None], after: Callable[[], None]) -> Row:
-    """Return the times of both, in rounds that take turns, so that a slow minute of the machine meets both."""
+    """Return the times in s before and after, in alternating rounds, so that a slow minute affects both."""
     warmed(before, 2)
     warmed(after, 2)
     sides: dict[str, list[float]] = {"before": [], "after": []}
@@ -338,7 +338,7 @@ def markdown(rows: list[Row]) -> str:
 
 
 def _drift_s(row: Row) -> float:
-    """Return by how much the step before took longer in the turns than when the time was expected, in s."""
+    """Return by how many seconds the step before took longer in the rounds than when its time was predicted."""
     if row.get("remedy") == "CUDA graph" or not row.get("before_median_s"):
         return 0.0
     return float(row["before_median_s"] - row["step_s"])
@@ -385,7 +385,7 @@ def main() -> None:
             except Exception as error:
                 traceback.print_exc()
                 rows.append({"model": name, "size": size, "failed": f"{type(error).__name__}: {error!s:.100}"})
-            if given.json:  # after each model: what was measured is there if the next one ends the process
+            if given.json:  # written after each model, so that results remain if the next model ends the process
                 given.json.write_text(json.dumps({"device": torch.cuda.get_device_name(), "rows": rows}, indent=1))
     title = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, fp32, AdamW"
     text = f"{title}\n\n{summary(rows)}\n\n{markdown(rows)}\n"

@@ -1,14 +1,14 @@
 """Time of programs with a planted fault, before and after the remedy that our first sentence names was followed.
 
-Question: does a loop become as much faster as its first sentence says when somebody does what it says?
-Method: for faults of diagnosis_truth/faults/loops, EDITS holds the change that the sentence asks for, at the line that
-it names. `cs-systems run` makes the sentence of the unchanged program. Then both programs run in turns, each time in a
-fresh process on one thread without a GPU, because they are programs for a CPU. A run's time is the mean of its steps
-after the first ones, with all work between two steps of the optimizer. The verdict uses the ratios after / before of
-the pairs: the sentence is refuted if the median ratio is no gain by more than the spread of the ratios, or if the time
-after it is below what "not below" allows by more than 3% and the spread.
-Output: a markdown table: fault, sentence, the bound, before, after, spread of the ratios, verdict.
-Committed: profiles/diagnosis_truth/followed.md. It needs a quiet machine; about 25 minutes on two cores.
+Question: does a loop become as fast as its first sentence predicts when its remedy is followed? Method: for faults of
+diagnosis_truth/faults/loops, EDITS holds the change that the sentence asks for, at the line that it names. `cs-systems
+run` makes the sentence of the unchanged program. Then both programs run in turns, each time in a fresh process on one
+thread without a GPU, because they are programs for a CPU. A run's time is the mean of its steps after the first ones,
+with all work between two steps of the optimizer. The verdict uses the ratios after / before of the pairs: the sentence
+is refuted if the median ratio is no gain by more than the spread of the ratios, or if the time after it is below what
+"not below" allows by more than 3% and the spread. Output: a markdown table: fault, sentence, the bound, before, after,
+spread of the ratios, verdict. Committed: profiles/diagnosis_truth/followed.md. It needs a quiet machine; about 25
+minutes on two cores.
 
     python scripts/benchmarks/followed_remedies.py
     python scripts/benchmarks/followed_remedies.py --faults pause_every_fifth anomaly_mode --pairs 2 --output table.md
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 FAULTS = Path(__file__).with_name("diagnosis_truth") / "faults" / "loops"
 COMMITTED = ROOT / "profiles" / "diagnosis_truth" / "followed.md"
 sys.path.insert(0, str(ROOT))
-FIRST_STEPS = 3  # left out: what each process does once
+FIRST_STEPS = 3  # steps left out of the mean: they hold the work that each process does once
 TOLERANCE = 0.03
 TIMEOUT_S = 300.0
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "100"}
@@ -46,9 +46,9 @@ sys.path.insert(0, sys.path.pop(0) and script.rpartition("/")[0])
 runpy.run_path(script, run_name="__main__")
 print("TIMED", (times[-1] - times[first]) / (len(times) - 1 - first), file=sys.stderr)
 """
-"""Program that runs a script and prints the mean time of its steps."""
+"""Source of a program that runs a script and prints the mean time of its steps."""
 
-# fault → the lines of its file that the remedy changes, and what stands there after it
+# fault → (the lines of its file that the remedy changes, the new lines)
 EDITS: dict[str, tuple[tuple[str, str], ...]] = {
     "accuracy_on_train_set": (
         ("    history.append(accuracy())", "    if i % 10 == 9:\n        history.append(accuracy())"),
@@ -120,7 +120,7 @@ class Followed:
 
     @property
     def least(self) -> float | None:
-        """Share of the time that the sentence says stays at least, by its bound or expectation."""
+        """Share of the time that stays at least, as the sentence says by its bound or expectation."""
         return bound(self.sentence)
 
     @property
@@ -135,7 +135,7 @@ class Followed:
 
 
 def bound(sentence: str) -> float | None:
-    """Return the share of the time that "not below A, now B" leaves; None without it."""
+    """Return the share of the time that stays, by "not below A, now B" in the sentence; None without these words."""
     found = re.search(r"not below ([\d.,]+) (\S+), now ([\d.,]+) (\S+?)(?:$|[;.,)])", sentence)
     if found is None or found[2] != found[4]:
         return None
@@ -143,9 +143,12 @@ def bound(sentence: str) -> float | None:
 
 
 def mended(fault: str) -> str:
-    """Return the source of a fault's program after the remedy. Raises ValueError if a line is not in it once."""
+    """Return the source of a fault's program after the remedy.
+
+    Raises ValueError if a line does not occur exactly once.
+    """
     text = (FAULTS / f"{fault}.py").read_text()
-    head, end, body = text.partition("\n}\n")  # CASE says what is true, and stays
+    head, end, body = text.partition("\n}\n")  # CASE holds the truth about the fault, so it stays unchanged
     for old, new in EDITS[fault]:
         if body.count(old) != 1:
             raise ValueError(f"{fault}.py has {body.count(old)} times {old!r}; correct EDITS")

@@ -213,7 +213,7 @@ def measured(config: RunConfig, device: Device) -> dict[str, Any]:
 
 
 class _Kernels(TorchDispatchMode):
-    """Kernels of scaled_dot_product_attention that run inside."""
+    """Mode that collects the names of the scaled_dot_product_attention kernels that run within it, in `found`."""
 
     NAMES = {f"_scaled_dot_product_{name}_attention": name for name in sdpa.KERNELS} | {"_safe_softmax": sdpa.MATH}
 

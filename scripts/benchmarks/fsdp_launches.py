@@ -144,7 +144,7 @@ def on_thread(step: Step, steps: int) -> list[dict[str, float]]:
 
 def submitted(step: Step, steps: int) -> list[dict[str, float]]:
     samples = [x for x in measure(step, step.device, warmup=1, steps=steps) if not x.warmup]  # type: ignore[arg-type]
-    step.prepare()  # its gradients are no memory for the others' steps
+    step.prepare()  # its gradients would count as memory during the others' steps
     return [
         {f"{phase}_host_s": s for phase, s in x.submit_s.items()}
         | {"behind_s": (x.lag_s or {})[Phase.BACKWARD], "step_s": x.wall_s}
@@ -166,7 +166,7 @@ def operators(step: Step) -> int:
 def launches(
     variants: dict[str, Variant], config: ModelConfig, rows: int, args: argparse.Namespace, device: Device
 ) -> list[dict[str, Any]]:
-    """Measure all variants, resident at once and visited in turn."""
+    """Measure all variants, which are on the GPU at the same time, in turn."""
     began = time.monotonic()
     steps = {name: Step(variant, config, rows, args.attention, device) for name, variant in variants.items()}
     found: dict[str, list[dict[str, float]]] = {variant: [] for variant in steps}

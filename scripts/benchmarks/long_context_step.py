@@ -141,7 +141,7 @@ def model_of(layers: int | None) -> ModelConfig:
 
 
 def plan(model: ModelConfig, tokens: int, ranks: int, optimizer: str, capacity_bytes: float = CAPACITY_BYTES) -> Plan:
-    """Return the plan with the fewest recomputed blocks that fits. Raises ValueError where none does."""
+    """Return the plan with the fewest recomputed blocks that fits. Raises ValueError if none fits."""
     for recomputed in range(model.num_layers + 1):
         candidate = Plan(model, tokens, ranks, optimizer, recomputed)
         if candidate.peak_bytes() + RESERVE_BYTES <= capacity_bytes:
@@ -186,7 +186,7 @@ def pages(plans: Mapping[str, Plan], attention: str) -> Iterator[str]:
 
 
 def measured(records: list[RunRecord], plans: Mapping[str, Plan]) -> Iterator[str]:
-    """Yield the table of the measured cells beside their predictions."""
+    """Yield the table of the measured cells next to their predictions."""
     yield (
         "\n| strategy | optimizer | blocks recomputed | attention | allocator | s | p10–p90 | predicted s | peak GiB "
         "| predicted GiB |"

@@ -34,9 +34,9 @@ from cs_systems.measure.runtime.sweep import preflight, sweep
 from cs_systems.record import DONE, Row, RunRecord, append_record, read_records, records_path
 from cs_systems.report.tables.rows import render_rows
 
-# Held out first, the largest of them before the small; what a budget leaves out is at the end.
+# Held-out cells first, the largest before the small ones; a time budget leaves out the cells at the end.
 SIZES = ("2.7B", "xl", "large", "8B", "10B", "medium", "small")
-# Each once for every size, so that every size is there early; fp32 at long contexts takes the longest.
+# Each kind of cell once for every size, so that every size comes early; fp32 at long contexts takes the longest.
 ORDER = (
     *((2048, Precision.BF16), (512, Precision.FP32), (128, Precision.BF16), (128, Precision.FP32)),
     *((1024, Precision.BF16), (2048, Precision.FP32), (512, Precision.BF16), (1024, Precision.FP32)),
@@ -68,7 +68,7 @@ def _ways(precision: Precision) -> Iterator[RunConfig]:
 
 
 def is_seen(config: RunConfig) -> bool:
-    """Return true if the cell was examined while the formulas were written."""
+    """Return True if the cell was examined while the formulas were written."""
     like_c2 = config.attention == "naive" and config.mode is Mode.TRAIN_STEP and config.tokens_per_sequence <= 1024
     return config.model.name in SEEN_SIZES or (like_c2 and config.model.name in ("large", "xl", "2.7B"))
 
@@ -141,13 +141,13 @@ def _device_bytes(record: RunRecord) -> int:
 
 
 def missing(records: Sequence[RunRecord]) -> list[RunConfig]:
-    """Return the cells without a peak or an oom yet, in order."""
+    """Return the cells that have neither a peak nor an out-of-memory error yet, in order."""
     done = {record.run_config for record in records if record.status in DONE}
     return [config for config in cells() if config not in done]
 
 
 def measure(out: Path, budget_s: float) -> None:
-    """Add records to those of `out`. Raises ConfigError if these are of another torch or device."""
+    """Add records to those of `out`. Raises ConfigError if the new ones come from another torch version or device."""
     known, began = read_records(out)[0] if records_path(out).exists() else [], time.monotonic()
     configs, origins = missing(known), {_origin(record) for record in known}
     print(f"{len(configs)} of {len(cells())} cells are missing", file=sys.stderr)

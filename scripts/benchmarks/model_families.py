@@ -407,7 +407,7 @@ def main() -> None:
         for how in given.how:
             rows.append(measured(name, how, given.size, given.steps, device))
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-            if given.json:  # after each row: what was measured is there if the next one ends the process
+            if given.json:  # written after each row, so that results remain if the next row ends the process
                 given.json.write_text(json.dumps({"device": device.name, "size": given.size, "rows": rows}, indent=1))
     print(f"{device.name}, torch {torch.__version__}, {given.size} models, bf16 parameters, AdamW\n")
     print(markdown(rows))

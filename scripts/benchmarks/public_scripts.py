@@ -65,7 +65,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Script:
-    """Program of the list."""
+    """Training program of the list."""
 
     name: str
     folder: str
@@ -89,7 +89,7 @@ class Run:
     status: int
     stdout: str
     stderr: str
-    ranks: dict[str, Row]  # what the observer wrote, by rank
+    ranks: dict[str, Row]  # output of the observer, by rank
     records: tuple[RunRecord, ...]
     wall_s: float
 
@@ -117,7 +117,10 @@ class Bench:
         return text.replace("{root}", str(self.options.root))
 
     def run(self, script: Script, kind: str, *, profiler: str | None = None, clocked: bool = False) -> Run:
-        """Run the script once, under `cs-systems run --with` a profiler or without; take a kept run of the latter."""
+        """Run the script once, under `cs-systems run --with` a profiler or without.
+
+        A kept run without a profiler is used again.
+        """
         kept = self.options.keep / re.sub(r"\W+", "_", script.name) / kind if self.options.keep else None
         if kept is not None and profiler is None and (kept / "run.json").exists():
             run = Run(**json.loads((kept / "run.json").read_text()))
@@ -169,16 +172,17 @@ class Bench:
             status, stdout, stderr = 124, _text(late.stdout), _text(late.stderr)
         ranks = {f.name.partition("-")[0]: json.loads(f.read_text()) for f in sorted(seen.glob("*.json"))}
         records = tuple(read_records(out)[0]) if (out / "records.jsonl").exists() else ()
-        stdout += "".join(file.read_text() for file in sorted(seen.glob("*/*/*/stdout.log")))  # one of each rank
+        stdout += "".join(file.read_text() for file in sorted(seen.glob("*/*/*/stdout.log")))  # one file per rank
         stdout = script.masked(stdout.replace(str(self.folder), "…"))
         return Run(status, stdout, stderr, ranks, records, time.perf_counter() - begin)
 
     def row(self, script: Script) -> Row:
-        """Return the row of one script, with all results."""
+        """Return the table row of one script, with all results."""
         alone, *again = (self.run(script, f"alone-{i}") for i in range(self.options.alone))
         clocked: list[Run] = []
         recorded: dict[str, Run] = {}
-        for i in range(max(self.options.clocked, len(self.options.with_))):  # in turn: the machine's load changes
+        # in turn, because the machine's load changes
+        for i in range(max(self.options.clocked, len(self.options.with_))):
             if i < self.options.clocked:
                 clocked.append(self.run(script, f"clocked-{i}", clocked=True))
             if i < len(self.options.with_):

@@ -36,18 +36,18 @@ SIZES = {"small": Size(256, 8, 4, 128), "large": Size(1024, 8, 16, 512)}
 
 @dataclass(frozen=True)
 class Program:
-    """Training step with what a change can take out."""
+    """Training step with optional faults that a change can remove."""
 
     size: str = "small"
-    graph: bool = False  # replayed as one CUDA graph
-    items: int = 0  # times that the host reads a number from the GPU, and then works for 0.5 ms
-    augment_s: float = 0.0  # host's own work in the range augment
-    load_s: float = 0.0  # host's own work in the range input
-    copy_mib: int = 0  # copied to the GPU in each step
-    prefetches: bool = False  # from pinned memory, on a stream of its own, a step ahead
+    graph: bool = False  # the step is replayed as one CUDA graph
+    items: int = 0  # number of times that the host reads a number from the GPU and then works for 0.5 ms
+    augment_s: float = 0.0  # the host's own work in the range augment, in s
+    load_s: float = 0.0  # the host's own work in the range input, in s
+    copy_mib: int = 0  # bytes copied to the GPU in each step
+    prefetches: bool = False  # copied from pinned memory, on a separate stream, one step ahead
 
 
-# name → (before, after, change as `analyze --what-if` takes it)
+# name → (before, after, change in the form that `analyze --what-if` takes)
 PAIRS = {
     "launches": (Program(), Program(graph=True), "launches=free"),
     "syncs": (Program(items=4), Program(items=-4), "sync=0"),
@@ -103,7 +103,7 @@ def record(folder: Path) -> None:
                 with torch.profiler.record_function("step"):
                     run(None)
                 if number == 2 + RECORDED:
-                    torch.cuda.synchronize()  # the kernels of the last step are in the trace, too
+                    torch.cuda.synchronize()  # so that the trace also has the kernels of the last step
                 else:
                     profiler.step()
         profiler.export_chrome_trace(str(folder / f"{name}.json.gz"))
@@ -111,7 +111,7 @@ def record(folder: Path) -> None:
 
 
 def trainer(program: Program) -> Any:
-    """Return a function that runs one step; it fills the host's time of each phase, if it is given a dictionary."""
+    """Return a function that runs one step. If given a dictionary, it writes the host's time of each phase into it."""
     import torch
     from torch import nn
     from torch.nn import functional
@@ -198,7 +198,7 @@ def trainer(program: Program) -> Any:
 
 
 def judge(folder: Path) -> None:
-    """Print each prediction beside the measured step."""
+    """Print each prediction next to the measured step."""
     from cs_systems.analysis.attribution.profile import profile
     from cs_systems.analysis.replay import Clean, Refusal, replayed
     from cs_systems.analysis.replay.what_ifs import change

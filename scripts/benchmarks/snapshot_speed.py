@@ -43,7 +43,8 @@ def repeat(target: Path, events: int) -> int:
         [
             event
             | {"time_us": event["time_us"] + n * period, "frames": list(event["frames"])}
-            | {"compile_context": "".join(("N/", "A"))}  # a text of its own
+            # a new text object each time, because pickle stores an object that occurs twice only once
+            | {"compile_context": "".join(("N/", "A"))}
             for n in range(copies)
             for event in trace
         ]

@@ -23,8 +23,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-NO_ANSWER = 2  # exit status without git or history
-IGNORED = ".git-blame-ignore-revs"  # commits that change no behaviour, as `git blame` reads them
+NO_ANSWER = 2  # exit status if git or its history is missing
+IGNORED = ".git-blame-ignore-revs"  # commits that change no behaviour, in the format of `git blame --ignore-revs-file`
 # Name of a page → names of its data next to it. Predictions count from their freezing, not their measurement.
 RECORDS = {"table": ("records.jsonl", "processes.jsonl", "h200.json"), "held_out": ("frozen.json",)}
 
@@ -94,7 +94,7 @@ VERDICTS = (
     "scripts/benchmarks/verdicts.py",
 )
 
-# Study, whose page the course's guide quotes → its sources beside its own file.
+# Study with a page that the course's guide quotes → its sources in addition to its own file.
 STUDIES: dict[str, tuple[str, ...]] = {
     "activation_checkpointing": (*STEP, "cs_systems/core/checkpoint_plan.py"),
     "all_reduce": (*CLOCK, "cs_systems/measure/workloads/collective.py"),
@@ -131,7 +131,7 @@ STUDIES: dict[str, tuple[str, ...]] = {
     "zero_stage_1": (*STEP, *DATA_PARALLEL, "cs_systems/model/parallel/zero1*.py"),
 }
 
-# quoted file → its sources, as paths of git (`*` fits any name). () marks a diary: dated notes, none of which expires.
+# quoted file → its sources, as paths of git (`*` fits any name). () marks a diary: dated notes, which never expire.
 SOURCES: dict[str, tuple[str, ...]] = {
     "profiles/training_step/figure.svg": ("scripts/benchmarks/training_step_page.py",),
     "profiles/training_step/gains.svg": ("scripts/benchmarks/_training_step_ablation.py",),

@@ -31,8 +31,8 @@ from cs_systems.readers import ncu, read
 
 QUESTION = "Which public traces does `cs-systems analyze` read, how, and what stays unknown?"
 COLUMNS = ("file", "kind", "kernels", "their time", "equal", "steps", "phases", "in a phase", "in a layer", "unknown")
-LONGEST = 260  # characters of what is unknown
-SAME_S = 1e-9  # difference of the times of one kernel, by rounding
+LONGEST = 260  # most characters shown of the unknown part
+SAME_S = 1e-9  # allowed difference per kernel between the two times, due to rounding
 
 
 class Count(NamedTuple):
@@ -41,7 +41,7 @@ class Count(NamedTuple):
     kind: str
     kernels: int
     time_us: float
-    processes: tuple[int, ...] = ()  # that launched kernels, where there are several
+    processes: tuple[int, ...] = ()  # processes that launched kernels, if there are several
 
 
 def count(path: Path) -> Count:

@@ -41,7 +41,7 @@ from cs_systems.measure.workloads.train_step import TrainStep
 
 PEAK_FLOPS = 989e12  # of bfloat16 on an H100 or H200, dense (data sheet)
 BASE: dict[str, Any] = {"compile": "default", "compile_scope": "block", "attention": "sdpa_flash"}
-# In the order in which they are added up. A part's name stands for the part.
+# In the order in which they are added up. A part's switch has the part's name.
 SWITCHES: dict[str, dict[str, Any]] = {
     "attention": {"attention": "flash_cuda"},
     "graph": {"graph": "step"},
@@ -59,22 +59,23 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "fp8_linear": {},
 }
 INEXACT = ("bf16 state", "fp8_linear")
-BY_CUBLASLT = "fast by cublasLt"  # torch's products by another library of NVIDIA
+BY_CUBLASLT = "fast by cublasLt"  # PyTorch's matrix products by NVIDIA's other library, cuBLASLt
 FAST = tuple(name for name in SWITCHES if name not in INEXACT)
 NEEDS = {"update_in_backward": "master", "fused_weight_update": "master", "bf16 state": "master"}
 TAKES_THE_PLACE = {"fused_weight_update": "update_in_backward", "fused_feed_forward": "fused_swiglu"}
-# Bytes of a token, layer and unit of width in bfloat16: width, moved by Inductor's kernels, moved by the part's.
+# Bytes per token, layer and unit of width in bfloat16: (width, bytes moved by Inductor's kernels, by the part's).
 POINTWISE = {
     "fused_swiglu": ("d_ff", 18, 16),
     "fused_rmsnorm": ("d_model", 36, 28),
     "fused_rotary": ("d_model", 16, 16),
 }
-INDUCTOR_RATE, KERNEL_RATE = 2.6e12, 4.0e12  # bytes/s: measured in the step of 2.7B at 2048 tokens; expected
+# bytes/s: measured in the step of 2.7B at 2048 tokens; expected of our kernels
+INDUCTOR_RATE, KERNEL_RATE = 2.6e12, 4.0e12
 SUSTAINED_S = 3.0
 
 
 def switched(*names: str) -> dict[str, Any]:
-    """Return the options of the block-compiled step with some switches on."""
+    """Return the options of the block-compiled step with these switches on."""
     replaced = {TAKES_THE_PLACE[name] for name in names if name in TAKES_THE_PLACE}
     if "fp8_linear" in names:  # both replace the linear layers
         names, replaced = tuple(name for name in names if name not in TAKES_THE_PLACE), set()
@@ -100,27 +101,27 @@ VARIANTS = variants()
 
 
 def measured_as(name: str) -> str:
-    """Return the first variant with the same options, which is the row that is measured for all of them."""
+    """Return the first variant with the same options: its row is measured for all of them."""
     return next(first for first, options in VARIANTS.items() if options == VARIANTS[name])
 
 
 ABLATION = [
     *("eager", "compiled"),
-    # "up to: fp8_linear" leaves out the fused products too, so that it is no step beyond bf16 state.
+    # "up to: fp8_linear" also leaves out the fused products, so it adds nothing to bf16 state.
     *dict.fromkeys(
         measured_as(n) for n in VARIANTS if n.startswith(("alone", "up to", "without")) and n != "up to: fp8_linear"
     ),
     "fast in fp8",
 ]
 GROUPS = {"ablation": ABLATION}
-QUEUED = ("compiled", "alone: attention")  # rows that a graph is added to
+QUEUED = ("compiled", "alone: attention")  # rows that are also measured with a CUDA graph
 SUSTAINED = ("llama compiled", "llama cudagraphs", "compiled", "fast", "up to: bf16 state", "fast in fp8")
 
 
 class LlamaStep:
     """Training step of transformers' LlamaForCausalLM: SDPA, bfloat16 autocast, fused AdamW.
 
-    mode: of torch.compile; None: eager.
+    mode: torch.compile's mode; None: eager.
     """
 
     def __init__(self, config: RunConfig, device: Device, mode: str | None) -> None:
@@ -170,7 +171,7 @@ class LlamaStep:
 
 @contextmanager
 def products_by(library: str) -> Iterator[None]:
-    """Let torch compute its matrix products by a library, cublas or cublaslt."""
+    """Let torch compute its matrix products with one library, "cublas" or "cublaslt"."""
     kept = torch.backends.cuda.preferred_blas_library()
     torch.backends.cuda.preferred_blas_library(library)
     try:
@@ -181,7 +182,10 @@ def products_by(library: str) -> Iterator[None]:
 
 @contextmanager
 def liger(model: nn.Module) -> Iterator[None]:
-    """Give a Llama the norms, SwiGLU, rotation and fused loss of Liger, by its own function; undo what is global."""
+    """Give a Llama the norms, SwiGLU, rotation and fused loss of Liger, by Liger's own function.
+
+    Undo its global changes at the end.
+    """
     from liger_kernel.transformers import apply_liger_kernel_to_llama
     from transformers.models.llama import modeling_llama
 
@@ -196,9 +200,11 @@ def liger(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def torchao_fp8(model: nn.Module) -> Iterator[None]:
-    """Give a Llama torchao's linear layers in fp8, one scale per tensor, but for lm_head; undo its patch of Inductor.
+    """Give a Llama torchao's linear layers in fp8, one scale per tensor, except lm_head.
 
-    The layers keep their parameters, and the patch is for what is compiled after it.
+    Undo its patch of Inductor at the end.
+
+    The layers keep their parameters, and the patch affects what is compiled after it.
     """
     from torch._inductor.codegen.triton import TritonOverrides
     from torchao.float8 import _inductor_patch, convert_to_float8_training
@@ -213,7 +219,7 @@ def torchao_fp8(model: nn.Module) -> Iterator[None]:
         _inductor_patch._PATCHED = False
 
 
-# name → the mode of torch.compile, and what another library changes; both take effect at the first step
+# name → (torch.compile's mode, changes by another library); both take effect at the first step
 PEERS: dict[str, tuple[str | None, Callable[[nn.Module], AbstractContextManager[None]]]] = {
     "llama compiled": ("default", nullcontext),
     "llama cudagraphs": ("reduce-overhead", nullcontext),
@@ -249,7 +255,7 @@ def main() -> int:
             attention_s = attention_gain_s(base, device) if of_attention else None
             for name in rows_of_cell:
                 if name == "llama cudagraphs" and size not in ("small", "medium"):
-                    continue  # does not help where a step is not launch-bound
+                    continue  # does not help if the step is not launch-bound
                 if time.monotonic() - began > args.budget_s:
                     print(f"{size} {context} {name}: left out, the time is spent")
                     continue
@@ -263,7 +269,7 @@ def main() -> int:
 
 
 def measured_rates(device: Device) -> tuple[float, float]:
-    """Return FLOP/s of a large bfloat16 product on random numbers, and bytes/s, read and written, of a large copy."""
+    """Return (FLOP/s of a large bfloat16 product of random numbers, bytes/s read and written by a large copy)."""
     a = torch.randn(8192, 8192, device=device.torch, dtype=torch.bfloat16)
     x = torch.empty(1 << 32, device=device.torch, dtype=torch.uint8)
     y = torch.empty_like(x)
@@ -300,7 +306,7 @@ def attention_gain_s(config: RunConfig, device: Device) -> float | None:
 
 
 def predicted(name: str, config: RunConfig, rates: tuple[float, float]) -> float | None:
-    """Return the time that the last switch of a row saves by the bytes it no longer moves; None: no prediction.
+    """Return the time that the last switch of a row saves by moving fewer bytes; None if there is no prediction.
 
     master: autocast reads and writes 6 bytes for each cast weight and 6 for its gradient, AdamW 28 instead of 26. Loss:
     28 bytes for each logit (casts, log-softmax and its backward) instead of 8. Update in backward, and inside the

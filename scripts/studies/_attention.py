@@ -23,7 +23,7 @@ from cs_systems.record import Row
 PYTORCH, FLASH2 = "naive", "sdpa_flash"
 BACKENDS = (PYTORCH, FLASH2, "flash_attn", "flash_triton")
 BASE = RunConfig(workload="attention", mode=Mode.FORWARD_BACKWARD, precision=Precision.FP16, warmup=5, steps=30)
-QUICK: dict[str, Any] = {"warmup": 2, "steps": 8}  # what two CPU cores do in seconds
+QUICK: dict[str, Any] = {"warmup": 2, "steps": 8}  # a size that two CPU cores measure in seconds
 COLUMNS = (
     *("forward.median_ms", "backward.median_ms", "median_ms", "range_s"),
     *("forward.model_tflops_per_s", "backward.model_tflops_per_s", "peak_allocated_mib", "predicted_peak_mib", "note"),
@@ -66,7 +66,7 @@ def exponent(xs: Sequence[float], ys: Sequence[float]) -> float:
 
 
 def growth(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Return n of y ~ c + xⁿ, from the slopes between neighbours, in which a constant c does not count.
+    """Return the exponent n of y ~ c + xⁿ, from the slopes between neighbouring points, so that c drops out.
 
     Where y does not grow from one to the next there is no slope to take; 0 where it grows in fewer than two places.
     """

@@ -14,9 +14,9 @@ SCRIPTS = Path(__file__).resolve().parents[1]
 
 
 def script(name: str) -> str:
-    """Return the path of a file of scripts/ as cells name it: a relative one in the root of the repository.
+    """Return the path of a file of scripts/ as the cells name it: relative if run in the root of the repository.
 
-    Elsewhere it is the whole path, so that a study runs from any folder.
+    In another folder the path is absolute, so that a study runs from any folder.
     """
     file = SCRIPTS / name
     return (file.relative_to(Path.cwd()) if SCRIPTS.parent == Path.cwd() else file).as_posix()
@@ -35,7 +35,7 @@ class Cell:
         return self.columns.get(name)
 
     def label(self, *without: str) -> str:
-        """Return the cell's distinguishing options as part of a sentence, without those that `without` names."""
+        """Return the options that distinguish the cell as part of a sentence, without those named in `without`."""
         return describe(self.record.run_config, without)
 
     @property

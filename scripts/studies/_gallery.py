@@ -24,7 +24,8 @@ from cs_systems.record import RunRecord, read_records
 
 Draw = Callable[[], Any]
 _MEASURED = re.compile(r"--measured (.+)")
-OTHERS: dict[str, tuple[str, str, Callable[[RunRecord], bool]]] = {  # file: (folder of its records, kind, choice)
+# file of the figure: (folder of its records, kind of diagram, choice of cells)
+OTHERS: dict[str, tuple[str, str, Callable[[RunRecord], bool]]] = {
     "attention_h200/figure.svg": ("attention_h200", "time", lambda record: True),
     "attention_h200/lengths/d128_causal.svg": ("attention_h200/lengths", "rate", lambda record: _d_head(record) == 128),
     "attention_h200/lengths/d64_causal.svg": ("attention_h200/lengths", "rate", lambda record: _d_head(record) == 64),

@@ -29,8 +29,8 @@ the tables that it was computed from. This index is made by `python scripts/stud
 class Entry:
     """Row of the index.
 
-    page: file that the row links to, relative to profiles/. figure: the same of an image; None where none is
-    meaningful or committed.
+    page: file that the row links to, relative to profiles/. figure: the image's file, relative to profiles/; None if
+    there is no useful image or none is committed.
     """
 
     question: str
@@ -43,8 +43,8 @@ class Entry:
 class Benchmark:
     """Benchmark of profiles/.
 
-    answer: computes the answer; a text where the script that measured it has left, so that the result is dated.
-    page, figure: as in Entry, relative to the benchmark's folder.
+    answer: computes the answer; a text if the script that measured it was removed, so that the result is dated. page,
+    figure: as in Entry, relative to the benchmark's folder.
     """
 
     question: str
@@ -54,7 +54,7 @@ class Benchmark:
 
 
 def table(path: Path, number: int = 0) -> list[dict[str, str]]:
-    """Return the rows of the numbered Markdown table of a page, each by its headings."""
+    """Return the rows of the numbered Markdown table of a page, each as a dict from heading to cell."""
     blocks: list[list[list[str]]] = [[]]
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("|"):

@@ -22,7 +22,7 @@ from cs_systems.record import RECORDS_FILE, Row, read_records
 if TYPE_CHECKING:
     from _cells import Cell
 
-WARMUP, STEPS = 5, 3  # of a profiled cell: kernels of a steady step take the same time in each
+WARMUP, STEPS = 5, 3  # number of profiled steps of a cell: kernels of a steady step take the same time in each step
 ALL = "all"
 # Tables that a study of phases does not show: half of a profile's bytes.
 BY_KERNEL_AND_LAYER = ("kernels", "layers", "parts", "attention", "ranges")

@@ -14,24 +14,27 @@ from cs_systems.config import RunConfig
 from cs_systems.core.units import human
 from cs_systems.record import Row, RunRecord
 
-STEPS, MEMORY_STEPS = 3, 2  # that are recorded
-Told = tuple[str, dict[str, Any]]  # a strategy, and the fields that go with it
+STEPS, MEMORY_STEPS = 3, 2  # steps that are recorded
+Told = tuple[str, dict[str, Any]]  # strategy → the config's fields that it needs
 
 
 def cells(base: RunConfig, strategies: Iterable[Told], worlds: Sequence[int]) -> list[RunConfig]:
-    """Return the base, which trains alone, and each strategy on each number of ranks."""
+    """Return the configs of the baseline on one rank and of each strategy on each number of ranks."""
     return [base, *(replace(base, strategy=s, world_size=n, **more) for n in worlds for s, more in strategies)]
 
 
 def under(profiler: str, configs: Iterable[RunConfig]) -> list[RunConfig]:
-    """Return the same cells recorded; of memory from the first step on, in which the optimizer's state comes."""
+    """Return the same configs recorded.
+
+    Memory is recorded from the first step on, because it allocates optimizer state.
+    """
     if profiler == "rank_memory":
         return [replace(c, profiler=profiler, warmup=0, steps=MEMORY_STEPS, rounds=1) for c in configs]
     return [replace(c, profiler=profiler, steps=STEPS, rounds=1) for c in configs]
 
 
 def has_streams(cell: Cell) -> bool:
-    """Return true if a step was recorded, so that its streams can be drawn."""
+    """Return True if a step was recorded, so that its streams can be drawn."""
     return bool(cell.record.results.get("streams"))
 
 
@@ -97,7 +100,7 @@ def fastest(group: Sequence[RunRecord]) -> str:
 
 
 def best_and_torchs(group: Sequence[RunRecord]) -> list[str]:
-    """Return the fastest of ours and of torch's on the most ranks, and what each exposes."""
+    """Return a sentence on our and PyTorch's fastest strategy on the most ranks, and the time each exposes."""
     rows = [row for row in parallel.communication(group) if row["by_difference_s"] is not None]
     if not rows:
         return parallel.disturbance(group)

@@ -25,18 +25,18 @@ SIZES = ("medium", "xl", "2.7B", "8B")
 MOST_RANKS = 2**16
 GPUS_PER_NODE = 8
 DEVICE = "NVIDIA H200"
-DEVICE_MEMORY_BYTES = 141e9  # its data sheet
-STATE_BYTES = 16  # of a parameter: itself, its gradient and AdamW's two moments in fp32
-PEAK_SHARE = 0.4  # of the data sheet's rate, where no GPU was measured
+DEVICE_MEMORY_BYTES = 141e9  # number from the GPU's data sheet
+STATE_BYTES = 16  # bytes per parameter: fp32 value, its gradient and AdamW's two moments
+PEAK_SHARE = 0.4  # share of the data sheet's rate that is assumed if no GPU was measured
 LINK_BYTES_PER_S, LINK_SOURCE = 450e9, "NVIDIA H200 data sheet, NVLink in one direction"
-LATENCY_S = 10e-6  # of a collective between two ranks, where none was measured
+LATENCY_S = 10e-6  # seconds of latency of a collective between two ranks, assumed if none was measured
 ANYWHERE = math.inf
-NETWORKS = {  # bytes/s that a node sends to others
+NETWORKS = {  # bytes/s from one node to the others
     "NVLink throughout": ANYWHERE,
     "50 GB/s a GPU": 50e9 * GPUS_PER_NODE,
     "50 GB/s a node": 50e9,
 }
-# Strategy → what data-parallel ranks share, the bytes of an element that they send, and whether blocks are divided.
+# strategy → what data-parallel ranks share, bytes per element sent, whether blocks are divided
 STRATEGIES = {
     "ddp": (Sharing.AVERAGED, 4, False),
     "fsdp": (Sharing.SHARDED, 2, False),
@@ -63,7 +63,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Point:
-    """Efficiency of a step of the whole batch on a number of GPUs."""
+    """Efficiency of a step of the whole batch on a given number of GPUs."""
 
     layout: Layout
     efficiency: float
@@ -71,7 +71,7 @@ class Point:
 
 @cache
 def points(size: str, strategy: str, network: str, given: Inputs) -> tuple[Point, ...]:
-    """Return the efficiency by number of GPUs, each with its most efficient layout."""
+    """Return the efficiency for each number of GPUs, with the most efficient layout of each."""
     model, cluster = preset(size), given.cluster(NETWORKS[network])
     rows, found = whole_rows(model), {}
     for layout in layouts(model, strategy):
@@ -88,7 +88,10 @@ def whole_rows(model: ModelConfig) -> int:
 
 
 def layouts(model: ModelConfig, strategy: str) -> Iterator[Layout]:
-    """Yield the layouts: powers of two of data-parallel ranks with a row each; 2-D divides blocks within a node."""
+    """Yield the layouts: data-parallel ranks in powers of two, one row of the batch or more each.
+
+    2-D divides blocks within a node.
+    """
     sharing, _, divides = STRATEGIES[strategy]
     common = math.gcd(model.num_heads, model.d_ff)
     degrees = [n for n in range(1, common + 1) if common % n == 0] if divides else [1]
@@ -118,7 +121,7 @@ def farthest(found: Sequence[Point], efficiency: float) -> Point | None:
 def binds_at(model: ModelConfig, strategy: str, cluster: Cluster, gradient_bytes: int | None = None) -> float | None:
     """Return the number of GPUs at which sending takes as long as computing, in closed form.
 
-    gradient_bytes: bytes of a gradient as sent; None: those of the strategy.
+    gradient_bytes: bytes per gradient element as sent; None: the strategy's own number.
     """
     _, sent, divides = STRATEGIES[strategy]
     sent = gradient_bytes or sent
@@ -133,7 +136,7 @@ def binds_at(model: ModelConfig, strategy: str, cluster: Cluster, gradient_bytes
 
 
 def fits_from(model: ModelConfig, strategy: str) -> int | None:
-    """Return the fewest GPUs of a layout on which parameters, gradients and moments fit; activations come on top."""
+    """Return the fewest GPUs that hold a layout's parameters, gradients and moments. Activations are not counted."""
     whole = payload(model, 0, STATE_BYTES, 0)
     for layout in sorted(layouts(model, strategy), key=lambda layout: layout.ranks):
         state = whole.on_tensor_rank(layout.tp).parameter_bytes

@@ -35,7 +35,7 @@ from cs_systems.report.files import write_file
 from cs_systems.report.tables.formats import FORMATS
 from cs_systems.report.tables.rows import render_rows, render_table
 
-# The most informative first, because a budget leaves out the last ones.
+# most informative cells first, because a time limit leaves out the last ones
 ORDER = (
     *(
         "step_time",
@@ -59,17 +59,17 @@ ORDER = (
     *("memory_peaks", "activation_checkpointing", "nvidia_smi_memory", "attention_memory", "saved_for_backward"),
     *("data_parallel_variants", "fully_sharded", "sharded_optimizer", "zero_stage_1", "all_reduce", "scaling_limits"),
 )
-APART = "cuda_kernel_ablation"  # needs a GPU and CUDA's compiler, so that it runs by itself
+APART = "cuda_kernel_ablation"  # needs a GPU and CUDA's compiler, so it runs only if named
 SCALES = ("auto", "full", "small")
 PAGE_FILE, FIGURE_FILE = "table.md", "figure.svg"
 UNANSWERED = "These records do not answer the question: the cells that would were not measured."
 EXIT_MALFORMED, EXIT_NOTHING, EXIT_INTERRUPTED = 2, 3, 130
-CELL_TIMEOUT_S = 300.0  # most of it is for compiling the largest model
-# Rough FLOP/s of an H200 in a step; only the number of steps depends on it.
+CELL_TIMEOUT_S = 300.0  # most of this time goes into compiling the largest model
+# rough FLOP/s of a step on an H200; used only to choose the number of steps
 _FLOPS_PER_S = {Precision.FP32: 40e12, Precision.TF32: 150e12}
 _OTHER_FLOPS_PER_S = 300e12
 _BYTES_PER_S = 2e12
-# (a step below so many seconds, gets at most so many warm-up steps, and so many timed ones)
+# (seconds: steps shorter than this, most warm-up steps, most timed steps)
 _MOST_STEPS = ((0.05, 5, 30), (0.2, 3, 10), (0.6, 2, 5), (inf, 1, 3))
 
 
@@ -155,24 +155,24 @@ def _only_row(record: RunRecord, table: str) -> Row:
 
 
 def index(found: Sequence[Cell], *names: str) -> dict[Any, Cell]:
-    """Return the measured clean cells by the values of these columns: `index(cells, "size")["small"]`."""
+    """Return the measured clean cells by the values of these columns, e.g. `index(cells, "size")["small"]`."""
     found = clean(found)
     keys = [tuple(cell[name] for name in names) for cell in found]
     return {k[0] if len(k) == 1 else k: cell for k, cell in zip(keys, found, strict=True) if cell.measured}
 
 
 def row_table(rows: Sequence[Row], caption: str, format: str, notes: Sequence[str] = ()) -> list[str]:
-    """Return the rows as one table with notes, or none where there are no rows."""
+    """Return the rows as one table with notes; None if there are no rows."""
     return [render_rows(rows, format, caption, notes)] if rows else []
 
 
 def declared_table(table: Table[Any], rows: Sequence[Row], caption: str, format: str) -> list[str]:
-    """Return the rows of a declared table with every column, or none where there are no rows."""
+    """Return the rows of a declared table with every column; None if there are no rows."""
     return [render_table(replace(table, caption=caption, shown=""), rows, format)] if rows else []
 
 
 def bounded(configs: Sequence[RunConfig]) -> list[RunConfig]:
-    """Return the configs with fewer steps where a step is long by formula, so that a study takes minutes."""
+    """Return the configs with fewer steps for cells that are slow by the formula, so that a study takes minutes."""
     made = []
     for config in configs:
         warmup, steps = next((w, n) for below, w, n in _MOST_STEPS if _expected_s(config) < below)
@@ -191,7 +191,7 @@ def _expected_s(config: RunConfig) -> float:
 
 
 def decide(asked: str) -> str:
-    """Return the requested scale, or for `auto` the one that fits this machine; print the reason."""
+    """Return the requested scale, or for `auto` the scale that fits this machine, and print the reason."""
     if asked != "auto":
         return asked
     (row,) = preflight([RunConfig(device="cuda")])
@@ -203,7 +203,7 @@ def decide(asked: str) -> str:
 
 
 def measure(study: Study, scale: str, out: Path, *, fresh: bool = False, deadline: float = inf) -> None:
-    """Measure the cells that the folder lacks, until the deadline (of time.monotonic)."""
+    """Measure the cells that the folder lacks, until the deadline (a value of time.monotonic)."""
     configs, left_out = possible(study.configs(scale))
     for why in left_out:
         print(why, file=sys.stderr)
@@ -216,30 +216,30 @@ def measure(study: Study, scale: str, out: Path, *, fresh: bool = False, deadlin
                 timeout_s=CELL_TIMEOUT_S,
                 interleave=study.interleave,
                 fresh=fresh and not before,
-                skip_oom=scale == "small",  # a cell that does not fit a host's memory would take the host down
+                skip_oom=scale == "small",  # a cell that needs more memory than the host has would crash the host
                 on_progress=lambda p, before=before: sys.stderr.writelines(progress_lines(p, before, len(configs))),
             ):
                 if time.monotonic() > deadline:
                     return
             before += len(group)
-    finally:  # cut short as well: these records may be committed
+    finally:  # clean the records of a study that was cut short as well: they may be committed
         if study.drops and (out / RECORDS_FILE).is_file():
             drop_tables(out, study.drops)
 
 
 def _groups(study: Study, configs: Sequence[RunConfig]) -> list[list[RunConfig]]:
-    """Return the cells that are measured together, a sweep each."""
+    """Return the cells in groups that are measured together, one sweep per group."""
     if study.fresh_process:
         return [[config] for config in configs]
     models = {config.model: None for config in configs} if study.interleave else {}
     groups = [[config for config in configs if config.model == model] for model in models] or [list(configs)]
-    return [group for group in groups if group]  # none if this machine can run no cell
+    return [group for group in groups if group]  # no cells if this machine can run none
 
 
 def publish(study: Study, out: Path, format: str = "markdown", measured: Sequence[Path] = ()) -> int:
     """Print tables and explanation; write table.md and figure.svg beside the records. Returns the exit status.
 
-    measured: other folders whose records are shown too; then `out` need not have any.
+    measured: other folders with records to show too; with it `out` may have no records.
     """
     from cs_systems.report.figures import plot
 
@@ -263,7 +263,7 @@ def publish(study: Study, out: Path, format: str = "markdown", measured: Sequenc
 
 
 def records_of(out: Path, measured: Sequence[Path] = ()) -> tuple[list[RunRecord], list[str]]:
-    """Return the records of the folders, and the complaints about lines that could not be read."""
+    """Return the records of the folders, and a message for each line that could not be read."""
     records, complaints = [], []
     for folder in [*([out] if records_path(out).is_file() or not measured else []), *measured]:
         read, torn = read_records(folder)
@@ -272,27 +272,27 @@ def records_of(out: Path, measured: Sequence[Path] = ()) -> tuple[list[RunRecord
 
 
 def picture_of(study: Study, found: list[Cell]) -> Callable[[], Any] | None:
-    """Return the function that draws the study's figure; None if these cells cannot fill one."""
+    """Return the function that draws the study's figure; None if these cells cannot fill a figure."""
     from cs_systems.report.figures import plot
 
     if (draw := study.draw) is not None:
         return lambda: draw(found)
     drawn = [cell.record for cell in found if study.drawn(cell)] or [cell.record for cell in found]
-    fitting = plot.kinds(drawn)  # a study that was cut short may not fill its own figure yet
+    fitting = plot.kinds(drawn)  # a study that was cut short may not have the cells of its figure yet
     kind = study.figure if study.figure in fitting else None
     return (lambda: plot.figure(drawn, kind)) if fitting else None
 
 
 def answered(study: Study, found: list[Cell]) -> str:
-    """Return the study's answer, or a sentence that these records give none."""
+    """Return the study's answer, or a sentence that says that these records give none."""
     return (study.answer(found) if any(cell.measured for cell in found) else "") or UNANSWERED
 
 
 def _missing(study: Study, records: Sequence[RunRecord]) -> Iterator[str]:
-    """Yield a sentence on the cells that the folder lacks of the size that it was measured at."""
+    """Yield a sentence on the cells that are missing in the folder, for each size at which it was measured."""
     known = {record.run_config for record in records}
     full, small = study.full(), study.small()
-    sizes = (small, full) if known <= set(small) else (full, small)  # they may share cells
+    sizes = (small, full) if known <= set(small) else (full, small)  # two folders may hold the same cells
     wanted = next((configs for configs in sizes if known & set(configs)), [])
     if missing := [config for config in wanted if config not in known]:
         first = describe(missing[0])

@@ -77,12 +77,12 @@ def _row(cell: Cell) -> Row:
 
 
 def _known(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows without columns that are None throughout, such as the link of a CPU's ranks."""
+    """Return the rows without columns that are None in all rows, such as the link between ranks on a CPU."""
     return [{name: row[name] for name in row if any(r[name] is not None for r in rows)} for row in rows]
 
 
 def _one_stopwatch_s(cell: Cell) -> float | None:
-    """Return the time from the start of the ranks to the end of their first call and of one more."""
+    """Return the seconds from the start of the ranks to the end of their first call, and of one more call."""
     parts = [cell[name] for name in ("start_s", "init_process_group_s", "first_call_s", "call_s")]
     return None if None in parts else sum(parts)
 
@@ -103,7 +103,7 @@ def explain(cells: list[Cell]) -> list[str]:
 
 
 def _set_up(ranks: int, found: Sequence[Cell]) -> list[str]:
-    """Return a sentence on the time that one stopwatch reads, beside the time of a call."""
+    """Return a sentence that compares the time of one stopwatch reading with the time of a call."""
     first, last = found[0], found[-1]
     sizes = f"from {readable_bytes(first['size_bytes'])} to {readable_bytes(last['size_bytes'])}"
     a_call = f"a call takes {human(first['call_s'], 's')} to {human(last['call_s'], 's')}, "
@@ -116,7 +116,7 @@ def _set_up(ranks: int, found: Sequence[Cell]) -> list[str]:
 
 
 def _fit(row: Row) -> str:
-    """Return the fitted line, and whether it holds between the sizes."""
+    """Return the fitted line as a sentence, and whether it is valid between the measured sizes."""
     bandwidth = row["algbw_bytes_per_s"]
     line = f"α {human(row['latency_s'], 's')}" if row["latency_s"] else "α too small for these sizes to show"
     line += f", β {human(bandwidth, 'bytes_per_s')} (algbw)" if bandwidth else ", no growth with the size"

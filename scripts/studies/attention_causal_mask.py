@@ -2,7 +2,7 @@
 
 Question: causal attention asks for half of the scores; which implementation does half of the work?
 Method: batch 32, 32 heads, embedding 2048 (d_head 64), fp16, lengths 8 … 512 and 2048, with and without the mask.
-Output: times, and credited beside executed FLOPs: by formula, and what the tiles compute.
+Output: times, and credited FLOPs (by formula) next to executed FLOPs (what the tiles compute).
 Why: The formula credits a causal call with half of the FLOPs, by convention. What is executed falls only where whole
     tiles are skipped. Both rates stand side by side.
 

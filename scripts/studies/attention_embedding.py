@@ -3,7 +3,7 @@
 Question: from embedding 32 to 2048 at 32 heads (d_head 1 … 64) the work grows 64 times; why is the time flat at
     first?
 Method: batch 32, 32 heads, length 1024, causal, fp16; forward and backward.
-Output: times, and for each cell the head size that the kernel computes with, credited beside executed FLOPs.
+Output: times, and for each cell the head size that the kernel computes with, credited and executed FLOPs.
 Why: Kernels exist for a few head sizes: a smaller head is padded and runs through the next larger one.
 
     python scripts/studies/attention_embedding.py

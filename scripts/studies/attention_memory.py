@@ -49,7 +49,7 @@ def small() -> list[RunConfig]:
 
 
 def alive(cells: Sequence[Cell]) -> list[Row]:
-    """Return by the closed form the bytes alive at forward's peak, kept for backward, and at backward's peak."""
+    """Return the bytes at forward's peak, kept for backward, and at backward's peak, by the closed form."""
     rows = []
     for cell in cells:
         config = cell.record.run_config

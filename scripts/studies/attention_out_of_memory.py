@@ -25,7 +25,7 @@ from cs_systems.report.tables.records import render
 
 GIB = 2**30
 LIMITS = (8 * GIB, 24 * GIB)
-SMALLER = 8192  # times: the caps that suit the small size
+SMALLER = 8192  # for times: limits that suit the small size
 LENGTHS = (512, 1024, 2048, 4096)
 COLUMNS = ("attention", "memory_limit_gib", "seq", "median_ms", "peak_allocated_gib", "predicted_peak_gib", "note")
 
@@ -36,7 +36,7 @@ def full() -> list[RunConfig]:
 
 
 def small() -> list[RunConfig]:
-    """Return calls with few heads, which a CPU finishes, under proportionally smaller caps."""
+    """Return calls with few heads, which a CPU finishes, with proportionally smaller memory limits."""
     shapes = [AttentionShape(1, 4, seq, 64, causal=True) for seq in (128, 256)]
     return [c for limit in LIMITS for c in calls(shapes, memory_limit_bytes=limit // SMALLER, **QUICK)]
 
@@ -58,7 +58,7 @@ def needs(cells: list[Cell]) -> list[Row]:
 
 
 def score_matrix_bytes(cell: Cell) -> int:
-    """Return one (batch, heads, seq, seq) matrix in fp16."""
+    """Return the bytes of one (batch, heads, seq, seq) matrix in fp16."""
     return int(2 * cell["batch"] * cell["heads"] * cell["seq"] ** 2)
 
 
@@ -93,7 +93,7 @@ def explain(cells: list[Cell]) -> list[str]:
 
 
 def _one_matrix_more(cells: list[Cell]) -> list[str]:
-    """Return sentences on the need of an implementation that keeps one more score matrix."""
+    """Return sentences on how much memory an implementation needs that keeps one more score matrix."""
     notes = []
     for cell in by_backend(cells).get(PYTORCH, []):
         matrix, predicted, limit = score_matrix_bytes(cell), cell["predicted_peak_bytes"], cell["memory_limit_bytes"]

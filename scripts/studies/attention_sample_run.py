@@ -61,7 +61,7 @@ def explain(cells: list[Cell]) -> list[str]:
 
 
 def was_it_causal() -> str:
-    """Return how many FLOPs the published time and rate credit, and whether the call was therefore causal."""
+    """Return the FLOPs that the published time and rate credit, and whether the call was therefore causal."""
     seconds, per_s = PUBLISHED["forward"]
     whole = credited_attention_flops(SHAPE)
     share = seconds * per_s / whole

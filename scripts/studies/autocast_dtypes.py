@@ -77,7 +77,7 @@ def _short(value: str | None) -> str | None:
 
 
 def is_mistake(cell: Cell) -> bool:
-    """Return true for a planted mistake, whose status is an error by intention."""
+    """Return True for a planted mistake, which is meant to end with the status error."""
     return ":" in cell.record.config["workload"] and "dtypes" in cell.record.results
 
 

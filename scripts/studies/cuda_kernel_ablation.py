@@ -115,7 +115,7 @@ def cumulative(cells: Sequence[Cell]) -> list[Row]:
 
 
 def _of_peak(found: Cell, flops_per_s: float) -> float | None:
-    """Return the fraction of the device's peak at the step's precision; None where that is unknown."""
+    """Return the fraction of the device's peak at the step's precision; None if it is unknown."""
     machine = found.record.environment
     peak = peak_flops(machine.device_name, found.record.run_config.precision) if machine else None
     return flops_per_s / peak.per_s if peak else None
@@ -230,8 +230,9 @@ def explain(cells: list[Cell]) -> list[str]:
 
 
 def draw(cells: list[Cell]) -> Figure:
-    """Draw the time of each step of the ladder, and of the last fp32 kernel without one technique; where no step ran
-    on a GPU, of the sequential program.
+    """Draw the time of each step of the ladder, and of the last fp32 kernel without one technique.
+
+    If no step ran on a GPU, draw the sequential program's time.
     """
     from matplotlib.figure import Figure
 
@@ -295,7 +296,7 @@ STUDY = Study(
 
 
 def check() -> list[str]:
-    """Return the steps whose output is wrong on this GPU; none where there is no GPU."""
+    """Return the steps with a wrong output on this GPU; none if there is no GPU."""
     import torch
 
     if not torch.cuda.is_available():

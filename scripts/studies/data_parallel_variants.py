@@ -149,7 +149,7 @@ def bucket_rows(group: Sequence[RunRecord], found: Link) -> list[Row]:
 
 
 def best_buckets(group: Sequence[RunRecord], line: Link | None) -> str:
-    """Return the bucket sizes that are best as predicted and as measured, as a sentence; "" where that is unknown."""
+    """Return a sentence with the best bucket size as predicted and as measured; "" if one of them is unknown."""
     rows = [row for row in bucket_rows(group, line) if row["step_s"] is not None] if line else []
     if not rows:
         return ""

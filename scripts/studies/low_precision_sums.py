@@ -25,7 +25,7 @@ from cs_systems.config import Precision, RunConfig, grid
 STATED = {"fp32 + fp32": 10.0001, "fp16 + fp16": 9.9531, "fp32 + fp16": 10.0021, "fp32 + (fp16 → fp32)": 10.0021}
 PRECISIONS = (Precision.FP32, Precision.FP16, Precision.BF16)
 LONGEST = 65_536  # terms of the longest sums
-ROUNDOFFS = 4.0  # a sum that is worse than so many unit roundoffs was not added up well enough
+ROUNDOFFS = 4.0  # a sum with an error of more unit roundoffs than this was not added up well enough
 
 
 def cells() -> list[RunConfig]:

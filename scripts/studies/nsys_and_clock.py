@@ -135,7 +135,7 @@ def explain(cells: list[Cell]) -> list[str]:
 
 
 def _spread(cells: list[Cell]) -> list[str]:
-    """Return a sentence on how far single samples of one cell differ."""
+    """Return a sentence on the difference between single samples of one cell."""
     spreads = sorted(cell["spread"] for cell in clean(cells) if cell.measured and cell["spread"] is not None)
     if not spreads:
         return []

@@ -160,7 +160,7 @@ def _limit_text(point: Point | None, most: int | None) -> str:
 
 
 def compared(cells: Sequence[Cell], given: Inputs) -> list[Row]:
-    """Return each step on several ranks, simulated at the rate of its own model on one GPU, beside the measured one."""
+    """Return each step on several ranks, simulated at its model's rate on one GPU, next to the measured step."""
     alone = {_alike(cell.record.run_config): cell for cell in cells if _is_alone(cell)}
     ran = {cell.record.run_config: cell for cell in cells if _is_training(cell)}
     planned = [config for config in (*full(), *ran) if SIMULATED_AS.get(config.strategy) and config.world_size > 1]
@@ -192,7 +192,7 @@ def _alike(config: RunConfig) -> tuple[Any, ...]:
 
 
 def _simulated_s(config: RunConfig, one: Cell | None, given: Inputs) -> float | None:
-    """Return the simulated step; None where no such step was measured on one GPU."""
+    """Return the simulated step; None if no step of this model was measured on one GPU."""
     if one is None:
         return None
     sharing, _, divides = STRATEGIES[SIMULATED_AS[config.strategy]]

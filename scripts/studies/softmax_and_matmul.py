@@ -32,7 +32,7 @@ from cs_systems.report.tables.records import render
 
 BASE = RunConfig(mode=Mode.FORWARD_BACKWARD, warmup=3, steps=10)
 CONTEXTS = (256, 1024)
-# What each part of naive attention is for; a kernel of another family in it prepares or follows this one.
+# role of each part of naive attention; a kernel of another family in the part prepares or follows its product
 WORK = {"attention.scores": "matmul", "attention.softmax": "softmax", "attention.value": "matmul"}
 SLOW = 1.5  # times the median: such a step is an outlier
 SOFTMAX_OPERATIONS = 3  # for each score: exponential, sum, division
@@ -92,7 +92,7 @@ def calls(cells: list[Cell]) -> list[Row]:
 
 
 def _roofline(cell: Cell, flops: int, moved: int, time_s: float) -> Row:
-    """Return the least time by the ceilings that the record names; unknown where it names none."""
+    """Return the least time allowed by the ceilings that the record names; None if it names none."""
     ceiling = next(iter(cell.record.results.get("ceiling", ())), {})
     if not ceiling.get("peak_bytes_per_s"):
         return {"compute_s": None, "memory_s": None, "bound by": None, "of ceiling": None}
@@ -165,7 +165,8 @@ def _ratio(cells: list[Cell]) -> list[str]:
 
 
 def _to_products(cells: list[Cell]) -> list[str]:
-    """Return sentences on the time of softmax beside that of the products in forward, without and with projections."""
+    """Return sentences that compare the time of softmax and of the products in forward, without and with
+    projections."""
     found = twins(cells)
     profiles = [(cell, other) for cell in clean(cells) if cell.measured and (other := twin(cell, found))]
     return [

@@ -62,7 +62,7 @@ def is_launch_bound(cell: Cell, phase: str) -> bool | None:
 
 
 def launch_bound_share(cell: Cell) -> float | None:
-    """Return the share of the phases' time that lies in launch-bound phases."""
+    """Return the share of the phases' time that was spent in launch-bound phases."""
     bound = {phase: is_launch_bound(cell, phase) for phase in PHASES if cell[f"{phase}.median_s"]}
     if not bound or None in bound.values():
         return None

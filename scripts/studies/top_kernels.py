@@ -84,7 +84,7 @@ def by_family(cells: list[Cell]) -> list[Row]:
 
 
 def matmuls(cells: list[Cell]) -> list[Row]:
-    """Return one row per pass: the largest kernel of its matrix products, and all of them."""
+    """Return one row per pass: the largest kernel of its matrix products, and all of them together."""
     rows = []
     for cell in recorded(cells):
         if products := kernel_rows(cell, MATMUL):

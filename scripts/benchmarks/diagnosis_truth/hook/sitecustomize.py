@@ -13,7 +13,7 @@ MODULE = "cs_systems.analysis.diagnosis"
 
 
 class Finder(MetaPathFinder):
-    """Finder that lets the module's class record its instances once the module is loaded."""
+    """Import finder that makes the module's class record its instances once the module is loaded."""
 
     def find_spec(self, name, path=None, target=None):
         if name != MODULE:
@@ -30,7 +30,7 @@ class Finder(MetaPathFinder):
 
 
 def record(diagnosis):
-    """Let each instance write a line when it is made."""
+    """Make each new instance of the class write a line."""
     made = diagnosis.__init__
 
     def write(self, *args, **rest):

@@ -1,4 +1,4 @@
-"""A vocabulary of 152,000: the gradient of the logits does not fit any more, after the whole forward did."""
+"""With a vocabulary of 152,000, the gradient of the logits does not fit in memory, after the whole forward did."""
 
 from contextlib import suppress
 

@@ -81,7 +81,7 @@ class Machine:
 
     @contextmanager
     def range(self, name: str) -> Iterator[None]:
-        """Mark what happens inside as record_function or NVTX does."""
+        """Mark the calls inside with a range, as record_function or NVTX does."""
         start, thread = self.now, self.thread
         self.external += 1
         external = self.external
@@ -92,7 +92,7 @@ class Machine:
 
     @contextmanager
     def python(self, name: str) -> Iterator[None]:
-        """Mark what happens inside as a function of Python."""
+        """Mark the calls inside as a Python function."""
         start, thread = self.now, self.thread
         yield
         self.events.append(Event("python", name, start, self.now, thread=thread))
@@ -107,7 +107,7 @@ class Machine:
 
     @contextmanager
     def backward(self) -> Iterator[None]:
-        """Let autograd's thread launch what is inside; the main thread waits for it."""
+        """Let autograd's thread launch the calls inside, while the main thread waits for it."""
         self.now += 12.0
         self.thread = AUTOGRAD
         yield
@@ -116,7 +116,7 @@ class Machine:
 
     @contextmanager
     def op(self, name: str, dims: Sequence[Any] | None = None, sequence: int | None = None) -> Iterator[int]:
-        """Record a PyTorch operator around what is inside."""
+        """Record a PyTorch operator around the calls inside."""
         self.external += 1
         external, start = self.external, self.now
         self.now += self.about(self.op_us / 2)
@@ -134,7 +134,7 @@ class Machine:
     # calls and what they start
 
     def call(self, name: str, us: float, external: int = 0, correlation: int | None = None) -> int:
-        """Record a call of CUDA that lasts some time, and return its correlation."""
+        """Record a CUDA call of some duration, and return its correlation ID."""
         if correlation is None:
             self.correlation += 1
             correlation = self.correlation
