@@ -121,7 +121,10 @@ STUDIES: dict[str, tuple[str, ...]] = {
     "nvidia_smi_memory": STEP,
     "precision_speed": STEP,
     "saved_for_backward": MODEL,
-    "scaling_limits": ("cs_systems/formulas/scaling.py", "cs_systems/formulas/peaks.py"),
+    "scaling_limits": (
+        *("cs_systems/formulas/scaling.py", "scripts/studies/_simulated_step.py"),
+        "cs_systems/formulas/peaks.py",
+    ),
     "sharded_optimizer": (*STEP, *DATA_PARALLEL, "cs_systems/model/parallel/zero1*.py"),
     "softmax_and_matmul": (*STEP, *PROFILE),
     "top_kernels": (*STEP, *PROFILE),

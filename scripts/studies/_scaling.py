@@ -7,10 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from cs_systems.config import ModelConfig, preset
-from cs_systems.formulas.communication import payload
-from cs_systems.formulas.scaling import (
-    TOKENS,
+from _simulated_step import (
     Cluster,
     Layout,
     Sharing,
@@ -20,6 +17,10 @@ from cs_systems.formulas.scaling import (
     one_gpu_s,
     step,
 )
+
+from cs_systems.config import ModelConfig, preset
+from cs_systems.formulas.communication import payload
+from cs_systems.formulas.scaling import TOKENS
 
 SIZES = ("medium", "xl", "2.7B", "8B")
 MOST_RANKS = 2**16

@@ -2,7 +2,7 @@
 
 Question: to how many GPUs can one batch be spread, by each strategy, before the step waits for the network?
 Method: a step is computed in closed form and simulated (computing, data-parallel and tensor-parallel collectives, each
-    on a stream of its own, one block gathered ahead; see cs_systems/formulas/scaling.py), nodes of 8 GPUs, 1,048,576
+    on a stream of its own, one block gathered ahead; see _simulated_step.py), nodes of 8 GPUs, 1,048,576
     tokens in all, whatever the number of GPUs. Gradients are averaged in fp32, shards and activations sent in bf16; a
     column has the limit with gradients in bf16, as exercises assume. The optimizer is left out. The rate of one GPU and
     the link come from records where there are any, else from data sheets, and the text says which. Where several ranks
@@ -43,23 +43,14 @@ from _scaling import (
     points,
     whole_rows,
 )
+from _simulated_step import Cluster, Layout, Sharing, forward_flops, one_gpu_s, step
 from _study import Study, row_table, run
 
 from cs_systems.config import Precision, RunConfig, grid, preset
 from cs_systems.core.units import human
 from cs_systems.formulas.cost import COMPUTE_BYTES, PARAMETER_BYTES
 from cs_systems.formulas.peaks import peak_flops
-from cs_systems.formulas.scaling import (
-    LOW_BYTES,
-    TOKENS,
-    Cluster,
-    Layout,
-    Sharing,
-    forward_flops,
-    layer_limits,
-    one_gpu_s,
-    step,
-)
+from cs_systems.formulas.scaling import LOW_BYTES, TOKENS, layer_limits
 from cs_systems.record import Row
 from cs_systems.report import collectives
 from cs_systems.report.tables.records import render

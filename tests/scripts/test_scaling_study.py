@@ -12,7 +12,6 @@ import pytest
 
 from cs_systems.config import RunConfig, preset
 from cs_systems.core.collectives import CollectiveShape
-from cs_systems.formulas.scaling import Layout, Sharing
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +75,7 @@ def test_layouts_are_limited_by_heads_and_rows(limits_study: Any) -> None:
     assert [layout.ranks for layout in limits_study.layouts(preset("xl"), "tp")] == [1, 5, 25]
     assert max(layout.dp for layout in limits_study.layouts(preset("8B"), "fsdp")) == 32
     assert {layout.tp for layout in limits_study.layouts(preset("2.7B"), "fsdp+tp")} == {2, 4, 8}
-    assert Layout(Sharing.SHARDED, 64, 2) in limits_study.layouts(preset("2.7B"), "fsdp+tp")
+    assert limits_study.Layout(limits_study.Sharing.SHARDED, 64, 2) in limits_study.layouts(preset("2.7B"), "fsdp+tp")
 
 
 @pytest.mark.parametrize(
