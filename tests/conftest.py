@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests import extras
+from tests import extras, parsers
 from tests.nsys_lock import alone_with_nsys
 
 pytest_plugins = ["tests.recorded"]
@@ -27,6 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 # Collection imports torch and creates thousands of lasting objects; garbage collection took a third of its time.
 gc.disable()
+parsers.make_each_once()
 
 
 _frozen_modules = 0

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from functools import cache
 from itertools import chain, count, pairwise, product, takewhile
 from pathlib import Path
 from types import NoneType
@@ -202,8 +203,13 @@ class Option:
     is_positional: bool
 
 
-def described(kind: type) -> Iterator[Option]:
-    """Yield the options of a command's dataclass, nested ones included."""
+@cache
+def described(kind: type) -> tuple[Option, ...]:
+    """Return the options of a command's dataclass, nested ones included."""
+    return tuple(_described(kind))
+
+
+def _described(kind: type) -> Iterator[Option]:
     types, hints = get_type_hints(kind), get_type_hints(kind, include_extras=True)
     for field in fields(kind):
         nested = None if field.default_factory is MISSING else field.default_factory()
@@ -236,7 +242,7 @@ def check_words(words: Sequence[str], kind: type) -> None:
     These are: an option without its value, followed by another option; an option of several values given twice, where
     the first values would be ignored; and too many positional arguments.
     """
-    known = [*described(kind)]
+    known = described(kind)
     named = {name: each for each in known if not each.is_positional for name in each.names}
     before = [*takewhile(lambda word: word != "--", words)]
     found: dict[Option, str] = {}
