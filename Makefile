@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 OUT := runs/$(shell date +%Y%m%d-%H%M%S)-bench
 # By module: what a module has set up for its tests is set up once. Many tests wait for processes: three share two cores.
-PYTEST_ARGS ?= -n 3 --dist loadscope
+# In the order of tests/conftest.py: by default, modules with few tests come last, also those whose tests take minutes.
+PYTEST_ARGS ?= -n 3 --dist loadscope --no-loadscope-reorder
 # Containers often forbid bytecode. Without it each process compiles the package again, and each run rewrites all tests.
 export PYTHONDONTWRITEBYTECODE :=
 

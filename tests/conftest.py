@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,6 +73,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if marked and not _has_cuda():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+    _longest_first(items)
+
+
+def _longest_first(items: list[pytest.Item]) -> None:
+    """Move the modules with the longest time limits to the front: at the end, other processes would wait for them."""
+    limits: dict[Path, float] = {}
+    for item in items:
+        limit_s = max((mark.args[0] for mark in item.iter_markers("timeout")), default=0.0)
+        limits[item.path] = max(limits.get(item.path, 0.0), limit_s)
+    items.sort(key=lambda item: -limits[item.path])
 
 
 @pytest.fixture(autouse=True)
