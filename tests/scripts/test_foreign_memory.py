@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+from tests import forks
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "profiles/foreign_memory"
@@ -14,8 +14,9 @@ FROZEN = FOLDER / "frozen.json"
 
 
 def page(frozen: Path, measured: Path) -> str:
-    words = [sys.executable, ROOT / "scripts/benchmarks/foreign_memory.py", "--compare", frozen, measured]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, env={"PYTHONPATH": str(ROOT)})
+    script = ROOT / "scripts/benchmarks/foreign_memory.py"
+    done = forks.python(str(script), "--compare", str(frozen), str(measured))
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 
