@@ -27,7 +27,7 @@ bench: $(INSTALLED)  ## the main job at a size for a laptop: a small sweep, its 
 test: $(INSTALLED)  ## the tests that this machine can run, but for test-slow (PYTEST_ARGS='-k word' for some of them)
 	$(BIN)/python -m pytest -m 'not slow' $(PYTEST_ARGS)
 
-test-slow: $(INSTALLED)  ## those that compile kernels or models, or interpret kernels: for a change of these
+test-slow: $(INSTALLED)  ## those that compile kernels or models, interpret kernels, or take 20 s: for a change of these
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 test-extra: $(INSTALLED)  ## those that need a program or package beyond this list: nsys, Chromium, cuda-core (pytest --markers)

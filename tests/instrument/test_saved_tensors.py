@@ -120,7 +120,10 @@ def test_checkpoint_input_belongs_to_its_first_module(reentrant: bool, saved: tu
     assert kept == [saved, ("1", "TanhBackward0"), ("2", "AddmmBackward0")]
 
 
-@pytest.mark.parametrize(("compile", "scope"), [("none", "model"), ("aot_eager", "model"), ("aot_eager", "block")])
+@pytest.mark.parametrize(
+    ("compile", "scope"),
+    [("none", "model"), pytest.param("aot_eager", "model", marks=pytest.mark.slow), ("aot_eager", "block")],
+)
 def test_record_has_saved_tensors(compile: str, scope: str) -> None:
     sizes = {"model": MODEL, "batch_size": 4, "seq_len": 48}
     config = RunConfig(

@@ -49,6 +49,7 @@ def kept_bytes(checkpoint: str) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own, in dynamo
 @pytest.mark.filterwarnings("ignore:Detected that context_fn is passed")  # torch's own, for each selective plan
 def test_compiled_block_keeps_the_tensors_that_the_plan_counts(script: Any) -> None:

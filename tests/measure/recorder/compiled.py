@@ -95,7 +95,7 @@ def compiled_again(backend: str) -> None:
 LOOPS: tuple[Callable[[str], None], ...] = (
     shapes_and_evaluation, model_that_compiles_itself, whole_step, compiled_again,
 )  # fmt: skip
-SLOW = (whole_step, compiled_again)  # these compile many functions
+SLOW = (shapes_and_evaluation, whole_step, compiled_again)  # these compile many functions
 
 
 def report(name: str) -> None:
