@@ -268,6 +268,17 @@ class Machine:
         return total / (high - low)
 
 
+@contextmanager
+def step_of(machines: Sequence[Machine]) -> Iterator[None]:
+    """Mark one step of all ranks."""
+    starts = [machine.now for machine in machines]
+    yield
+    for machine, start in zip(machines, starts, strict=True):
+        machine.add("range", f"ProfilerStep#{machine.steps}", start, machine.now)
+        machine.steps += 1
+        machine.now += 2
+
+
 def collective(
     machines: Sequence[Machine],
     name: str,

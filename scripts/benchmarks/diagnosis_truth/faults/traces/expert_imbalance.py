@@ -1,7 +1,7 @@
 """Experts on four ranks; the router sends most tokens to those of rank 1."""
 
 from _kineto import write_ranks
-from _machine import Machine, collective
+from _machine import Machine, collective, step_of
 
 CASE = {
     "truth": "Rank 1's experts get three times the tokens of the others, which wait for it in the second all-to-all of each layer.",
@@ -30,15 +30,14 @@ def layer(backward: bool) -> None:
 
 
 for _ in range(3):
-    starts = [m.now for m in ranks]
-    for _ in range(6):
-        layer(False)
-    for _ in range(6):
-        layer(True)
-    for m, start in zip(ranks, starts, strict=True):
-        m.kernel("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>(int)", 700.0)
-        m.synchronize()
-        m.add("range", f"ProfilerStep#{m.steps}", start, m.now)
-        m.steps += 1
-        m.now += 2
+    with step_of(ranks):
+        for _ in range(6):
+            layer(False)
+        for _ in range(6):
+            layer(True)
+        for m in ranks:
+            m.kernel(
+                "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor>(int)", 700.0
+            )
+            m.synchronize()
 write_ranks(ranks)
