@@ -14,6 +14,7 @@ from cs_systems.core.fields import Subject
 from cs_systems.record import RunRecord
 from cs_systems.report.advice import TrialRow
 
+ENDED = "the search ended before it"  # reason why an option was not tried
 CLOSE = 0.25  # largest relative error of an expectation that counts as close
 
 
@@ -80,11 +81,11 @@ class Answer:
 
     def _result(self) -> str:
         if not self.kept:
-            return (
-                "nothing was kept: no option showed a gain"
-                if any(row["processes"] for row in self.others)
-                else "nothing was kept, because nothing was tried to its end"
-            )
+            if any(row["processes"] for row in self.others):
+                return "nothing was kept: no option showed a gain"
+            if any(row["reason"] == ENDED for row in self.others):
+                return "nothing was tried, because the time was over; give a longer --budget"
+            return "nothing was tried, because no option that applies is expected to gain"
         count = f"{len(self.kept)} of {sum(row['processes'] > 0 for row in self.trials)} options kept"
         if self.whole is None:
             return f"{count}; the whole gain was not measured side by side"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from cs_systems.advise.answer import Answer, filled, row_of
+from cs_systems.advise.answer import ENDED, Answer, filled, row_of
 from cs_systems.advise.judge import GOALS, LEAST_GAIN, MOST_PAIRS, OF_ENERGY, Judgement, peak_bytes
 from cs_systems.advise.lever import (
     Cell,
@@ -292,7 +292,7 @@ class Search:
                     text = f"expected {human(expected.value, self._unit)}, no gain compared with {other}"
                     yield row_of(found.lever, found.words, "not tried", text)
                 else:
-                    yield row_of(found.lever, found.words, "not tried", "the search ended before it")
+                    yield row_of(found.lever, found.words, "not tried", ENDED)
 
 
 def planned(situation: Situation, levers: Mapping[str, Lever]) -> list[Proposal]:

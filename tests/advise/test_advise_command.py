@@ -24,7 +24,7 @@ def test_search_on_a_cpu_is_recorded_and_resumed(tmp_path: Path, capsys: pytest.
     (trial,) = [row for row in advice["trials"] if row["change"]]
     assert trial["status"] in ("kept", "rejected")
     if trial["status"] == "kept":
-        assert "losses of 11 steps differ by at most" in trial["numbers"]
+        assert "losses of 11 steps differ by" in trial["numbers"]
     records, _ = read_records(tmp_path)
     assert {record.status for record in records} == {"ok"}
     assert main([*words, "--budget", "10m"]) == 0
