@@ -33,6 +33,7 @@ from cs_systems.record import RunRecord
 from cs_systems.report.advice import TrialRow
 
 AGAIN = 0.05  # expected share, from which an option that gave nothing is tried on top of another best cell
+LARGE_GAIN = 0.1  # that noise may hide from the median of the first pair on a host
 PROCESSES = 3  # of a trial and the check of its numbers, at least
 CLOSE_ENDS = 1.06  # of the whole gain's interval, high over low, from which no further pair is measured
 
@@ -199,7 +200,7 @@ class Search:
             if isinstance(answer, str):
                 return "failed", answer, None, UNCHECKED
             found = answer
-            if found.is_gain is not None or found.ratio > 1 - LEAST_GAIN:
+            if found.is_gain is not None or self._is_hopeless(found):
                 break
         assert found is not None
         if not found.is_gain:
@@ -209,6 +210,15 @@ class Search:
         if check.passed:
             return "kept", "", found, check
         return "rejected", "the numbers change too much", found, check
+
+    def _is_hopeless(self, found: Judgement) -> bool:
+        """Return whether no further pair is worth its time: the median shows no gain, and noise hides no large one.
+
+        On a GPU, launches hide it at most, and such an option is tried again under a CUDA graph.
+        """
+        is_steady = self.situation.on_gpu and isinstance(self.best, RunConfig)
+        excludes = found.low is not None and found.low > 1 / (1 + LARGE_GAIN)
+        return found.ratio > 1 - LEAST_GAIN and (is_steady or excludes)
 
     def _known(self) -> list[RunRecord]:
         """Return the records of the best cell that need not be measured again for the first pair of a trial.

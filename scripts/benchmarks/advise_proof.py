@@ -9,9 +9,9 @@ Question: how much faster does the step become, and do the expectations hold?
 Method: `cs-systems advise` begins with `small` at context 512 and batch 4, in fp32 with naive attention, eager, as
 someone writes it first. It chooses everything else. The start and the best cell are measured again at the end, in
 alternating processes; that ratio is the gain. The expectation of each kept lever was printed before its trial.
-Output: profiles/advise/advice.json (every trial) and table.md: the kept levers with expected and measured steps, what
-was not kept and why, and the two goals: a gain of at least 10, and an expectation within 25% for half of the kept
-levers. The exit status is 1 if a goal is missed.
+Output: profiles/advise/advice.json (every trial), figure.svg and table.md: the kept levers with expected and measured
+steps, what was not kept and why, and the two goals: a gain of at least 10, and an expectation within 25% for half of
+the kept levers. The exit status is 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from statistics import median
 from typing import Any
 
 from cs_systems.advise.answer import CLOSE
-from cs_systems.report.advice import OTHERS, WATERFALL
+from cs_systems.report.advice import OTHERS, WATERFALL, Advice, TrialRow
+from cs_systems.report.figures import plot
+from cs_systems.report.figures.waterfall import waterfall
 from cs_systems.report.tables.rows import render_table
 
 FOLDER = Path("profiles/advise")
@@ -68,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.folder.mkdir(parents=True, exist_ok=True)
         (args.folder / "advice.json").write_bytes((args.out / "advice.json").read_bytes())
     advice = json.loads((args.folder / "advice.json").read_text())
+    plot.write(lambda: waterfall(drawn(advice)), args.folder / "figure.svg")
     page = "\n".join(text(advice))
     (args.folder / "table.md").write_text(page)
     print(page)
@@ -87,20 +90,29 @@ def goals(advice: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
     yield f"{words} (half is the goal)", bool(kept) and close >= LEAST_SHARE * len(kept)
 
 
-def text(advice: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of the page."""
+def drawn(advice: Mapping[str, Any]) -> Advice:
+    """Return the start and the kept levers, and the options that were not kept."""
     rows = advice["trials"]
-    first = {**dict.fromkeys(rows[0]), "lever": "start", "change": " ".join(START), "step_s": advice["start_s"]}
+    first = {**dict.fromkeys(TrialRow.__annotations__), "lever": "start", "change": " ".join(START)}
     kept = [row for row in rows if row["status"] == "kept"]
     others = [row for row in rows if row["status"] != "kept" and row["change"]]
+    first["step_s"] = advice["start_s"]
+    return Advice(advice["goal"], (*advice["sentences"],), (first, *kept), (*others,))
+
+
+def text(advice: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of the page."""
+    search = drawn(advice)
+    kept = search.waterfall[1:]
     yield "# Does advise make a plain step 10 times as fast by itself, and do its expectations hold?\n"
     yield f"One {advice['device']}, by `scripts/benchmarks/advise_proof.py`. {advice['sentences'][0]}.\n"
     yield from (f"- {'met' if met else 'missed'}: {words}" for words, met in goals(advice))
     yield from (f"- {text}\n" for text in advice["sentences"][1:])
-    yield render_table(WATERFALL["time"], [first, *kept], "markdown")
+    yield "![The step after each kept lever, with what was expected](figure.svg)\n"
+    yield render_table(WATERFALL["time"], search.waterfall, "markdown")
     yield from (f"- {row['lever']}: {row['numbers']}" for row in kept if row["numbers"])
     yield ""
-    yield render_table(OTHERS, others, "markdown")
+    yield render_table(OTHERS, search.others, "markdown")
     yield f"Best: `{' '.join(advice['command'])}`\n"
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from cs_systems.advise.answer import command_words, errors
+from cs_systems.advise.judge import Judgement
 from cs_systems.advise.lever import Proposal, Situation, all_levers, proposals
 from cs_systems.advise.levers import fused_parts
 from cs_systems.advise.numerics import Check
@@ -205,6 +206,14 @@ def test_an_option_that_shows_no_gain_in_its_first_pair_costs_no_second_one() ->
     search = Search(Situation(start, GPU), {"fused_parts": all_levers()["fused_parts"]}, bench)
     search.run()
     assert [config == start for config in bench.order] == [True, False]
+
+
+def test_noise_of_a_host_may_hide_a_gain_from_the_first_pair() -> None:
+    search = Search(Situation(START, CPU), all_levers(), ModelledBench())
+    noisy, quiet = Judgement(None, 1.2, 0.5, 2.9), Judgement(None, 1.2, 1.1, 1.3)
+    assert not search._is_hopeless(noisy)
+    assert search._is_hopeless(quiet)
+    assert Search(Situation(START, GPU), all_levers(), ModelledBench())._is_hopeless(noisy)
 
 
 def test_a_gain_near_the_noise_is_measured_in_pairs_that_alternate() -> None:

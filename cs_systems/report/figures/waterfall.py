@@ -38,7 +38,8 @@ def waterfall(advice: Advice) -> Figure:
         if ends:
             axes.plot(ends, [y, y], color=INK, linewidth=1.4, label="95% interval of the gain" if y == 1 else None)
         gain = f", {units.significant(row['gain'])} times" if row["gain"] else ""
-        text, beside = f"{units.human(value, column)}{gain}", max([lengths[y], *ends])
+        hoped = (_number(row, expected) or 0.0) / unit.factor if expected else 0.0
+        text, beside = f"{units.human(value, column)}{gain}", max([lengths[y], hoped, *ends])
         axes.annotate(text, (beside, y), (6, 0), textcoords="offset points", va="center")
     if expected and (known := [(y, found) for y, row in enumerate(rows) if (found := _number(row, expected))]):
         at = [found / unit.factor for _, found in known]
