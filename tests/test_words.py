@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("cs_systems", "scripts", "tests", "examples")
@@ -14,7 +15,11 @@ FRAGMENTS = {"What", "Who", "Whose", "Whether", "Which", "Of", "As", "How", "Whe
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield the line and text of each docstring, those of attributes included."""
-    for node in ast.walk(tree):
+    waiting: list[Any] = [tree]
+    while waiting:  # ast.walk would visit expressions, too
+        node = waiting.pop()
+        inside = [each for name in ("body", "orelse", "finalbody", "handlers", "cases") for each in _list(node, name)]
+        waiting += inside
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         before: ast.stmt | None = None
@@ -25,6 +30,11 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 if isinstance(text, str):
                     yield statement.lineno, text
             before = statement
+
+
+def _list(node: Any, name: str) -> list[Any]:
+    found = getattr(node, name, ())
+    return found if isinstance(found, list) else []
 
 
 def fragments(source: str) -> list[int]:
