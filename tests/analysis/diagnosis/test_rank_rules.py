@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
+import time
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from cs_systems.readers import read
 from cs_systems.readers.forms.jobs import Job
 from cs_systems.record import read_records
 from tests.analysis.comparison.test_limits import call, rank
+from tests.model.parallel.launch import launch
 from tests.programs import Program
 
 # Rules whose faults are planted, and left out, in this file.
@@ -262,35 +264,37 @@ def test_overlap_that_the_run_measured_is_expected_or_refuted() -> None:
     )
 
 
-PROGRAM = """
-import contextlib, sys, time, torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import ProfilerActivity, profile, schedule
-dist.init_process_group("gloo"); rank = dist.get_rank(); torch.set_num_threads(1)
-model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
-model = DistributedDataParallel(model, find_unused_parameters=True)
-optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-for fault in ("no_sync", "all"):
-    write = lambda made: made.export_chrome_trace(f"{fault}_rank{rank}.json")
-    steps = schedule(wait=1, warmup=1, active=3)
-    with profile(activities=[ProfilerActivity.CPU], schedule=steps, on_trace_ready=write) as made:
-        for step in range(5):
-            for micro in range(3):
-                if rank and micro == 0:
-                    time.sleep(0.05)
-                quiet = fault == "no_sync" and micro < 2
-                with model.no_sync() if quiet else contextlib.nullcontext():
-                    model(torch.randn(8, 64)).sum().backward()
-            optimizer.step(); optimizer.zero_grad(); made.step()
-dist.destroy_process_group()
-"""
+def train(rank: int, world_size: int, folder: Path) -> None:
+    """Train on a rank that is late, with and without gradients that only the last micro-batch sends."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.profiler import ProfilerActivity, schedule
+
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
+    torch.set_num_threads(1)
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
+    ddp = DistributedDataParallel(model, find_unused_parameters=True)
+    optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
+    for fault in ("no_sync", "all"):
+        write = partial(torch.profiler.profile.export_chrome_trace, path=f"{folder}/{fault}_rank{rank}.json")
+        steps = schedule(wait=1, warmup=1, active=3)
+        with torch.profiler.profile(activities=[ProfilerActivity.CPU], schedule=steps, on_trace_ready=write) as made:
+            for _ in range(5):
+                for micro in range(3):
+                    if rank and micro == 0:
+                        time.sleep(0.05)
+                    quiet = fault == "no_sync" and micro < 2
+                    with ddp.no_sync() if quiet else nullcontext():
+                        ddp(torch.randn(8, 64)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                made.step()
+    dist.destroy_process_group()
 
 
 def test_program_with_gloo_shows_its_late_rank_its_passes_and_its_search(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(PROGRAM)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
-    done = subprocess.run(torchrun, cwd=tmp_path, capture_output=True, text=True, timeout=55, check=False)
-    assert done.returncode == 0, done.stderr
+    launch(train, 2, tmp_path, limit_s=50)
     found = [[profile(read(tmp_path / f"{fault}_rank{n}.json")) for n in (0, 1)] for fault in ("no_sync", "all")]
     quiet, loud = (distribution(one) for one, _ in found)
     assert quiet is not None
