@@ -137,8 +137,14 @@ def untimed(rows: Iterable[Any] | None) -> list[Any]:
     return sorted((row._replace(start_s=0, end_s=0) for row in rows or ()), key=str)
 
 
-@pytest.mark.parametrize("packed", ["plain", "gzip", "compressed packets"])
-@pytest.mark.parametrize("name", ["kineto_h200_step.json.gz", "kineto_h200_small2.json.gz"])
+@pytest.mark.parametrize(
+    ("name", "packed"),
+    [
+        ("kineto_h200_step.json.gz", "plain"),
+        ("kineto_h200_small2.json.gz", "gzip"),
+        ("kineto_h200_small2.json.gz", "compressed packets"),
+    ],
+)
 def test_perfetto_trace_equals_the_same_events_in_json(name: str, packed: str, tmp_path: Path) -> None:
     whole = json.loads(gzip.decompress((DATA / name).read_bytes()))
     content = encoded(whole["traceEvents"]).bytes()
