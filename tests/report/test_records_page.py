@@ -9,6 +9,7 @@ from matplotlib.image import imread
 
 from cs_systems.config import Mode, RunConfig, preset
 from cs_systems.record import Origin, RunRecord
+from cs_systems.report.figures import plot
 from cs_systems.report.pages import records as html
 from scripts.benchmarks._browser import Tab
 from tests.report.browser import Page, browse, looks, opened
@@ -169,6 +170,13 @@ def test_table_is_sorted_and_filtered_by_keyboard(page: str, tmp_path: Path) -> 
         assert tab.evaluate("document.activeElement.closest('th').getAttribute('aria-sort')") == "ascending"
 
 
+@pytest.fixture
+def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the figures of a page out: to draw them takes ten times as long as the rest."""
+    monkeypatch.setattr(plot, "svgs", lambda records, prefix="": {})
+
+
+@pytest.mark.usefixtures("without_figures")
 def test_profiled_records_have_own_section_and_are_not_in_headline(build: Build) -> None:
     clean = build(RunConfig(), 0.02, 1e12, 10**9)
     page = html.render([build(RunConfig(profiler="nsys"), 0.001, 1e12, 10**9), clean])
@@ -182,6 +190,7 @@ def test_profiled_records_have_own_section_and_are_not_in_headline(build: Build)
     assert "<h1>train_step under nsys on NVIDIA H200</h1>" in alone
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_headline_has_no_highest_value_where_only_one_cell_has_one(build: Build) -> None:
     """PyTorch counts FLOPs in one process only, so that no strategy has a rate to compare with that of `single`."""
     records = [
@@ -195,6 +204,7 @@ def test_headline_has_no_highest_value_where_only_one_cell_has_one(build: Build)
     assert "<dt>highest model FLOP/s</dt>" in html.render(records)
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_headline_names_its_cell_and_takes_whole_steps_of_the_largest_model(build: Build) -> None:
     records = [
         build(RunConfig(model=preset(size), mode=mode), seconds, 1e12, 10**9)
@@ -208,6 +218,7 @@ def test_headline_names_its_cell_and_takes_whole_steps_of_the_largest_model(buil
     assert int(count.replace(",", "")) == pytest.approx(4 * 512 / 0.1, rel=0.05)
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_headline_of_a_users_own_model_has_the_highest_throughput(build: Build) -> None:
     """A model of the user's has no size, by which the cells of the largest model are chosen."""
     records = [build(RunConfig(batch_size=n), 0.02 * n, 1e12, 10**9) for n in (1, 2)]
@@ -217,6 +228,7 @@ def test_headline_of_a_users_own_model_has_the_highest_throughput(build: Build) 
     assert re.search(r"<dt>highest tokens/s</dt><dd>[\d,]+ · batch 1</dd>", page)
 
 
+@pytest.mark.usefixtures("without_figures")
 def test_headline_names_a_cell_among_those_of_its_own_workload(build: Build) -> None:
     """Cells of another workload differ in every field, which says nothing about the best cell."""
     strategies = ("ddp_flat", "ddp_naive")
