@@ -323,7 +323,7 @@ def _expected_times(folder: Path) -> str:
 
 def _advise(folder: Path) -> str:
     text = next(line for line in (folder / "table.md").read_text().splitlines() if line.startswith("One "))
-    return f"On one NVIDIA H200, in two minutes: {text.partition('`. ')[2]}"
+    return f"On one NVIDIA H200, in five minutes: {text.partition('`. ')[2]}"
 
 
 def _ab_rates(folder: Path) -> str:
