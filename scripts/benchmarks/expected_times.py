@@ -1,16 +1,19 @@
 """Is a step after a remedy as long as was expected before it was tried? Pairs of before and after on one GPU.
 
-    python3 scripts/benchmarks/expected_times.py --json pairs.json
+    python3 scripts/benchmarks/expected_times.py --sizes small large --json pairs.json
+    python3 scripts/benchmarks/expected_times.py --show pairs.json more.json    # the table; later files replace rows
 
-For each model, in a small and in a large size, in fp32 with AdamW: the step is timed without a profiler, with the time
-that the host takes to submit it and that the device takes with its launch queue filled ahead. Some steps are recorded
-with torch.profiler. From these the expected duration after each remedy is written down; then the remedy is followed and
-measured, in rounds of before and after that take turns, as the median of their ratios. A remedy of the host (graph,
-no `.item()`, no input, no work of its own, copies ahead) is replayed. For one of the kernels (compile, bf16, TF32) only
-the bound of the diagnosis is known, and is held against the measurement. The host of such a machine is some percent
-faster or slower from minute to minute. What a remedy of the host removes does not change with it (a wait, a copy, work
-of fixed length), and what is left does: where the step before takes longer in the turns than when the time was
-expected, the expected time is longer by the same seconds. A graph leaves the time of the GPU, which does not drift.
+For each model, in a small and in a large size, in fp32 with AdamW: the step is timed without a profiler, with the
+time that the host takes to submit it and that the device takes with its launch queue filled ahead. Some steps are
+recorded with torch.profiler. From these the expected duration after each remedy is written down; then the remedy is
+followed and measured, in rounds of before and after that take turns, as the median of their ratios. A remedy of the
+host (graph, no `.item()`, no input, no work of its own, copies ahead) is replayed. For TF32 the step's products are
+timed alone in both ways, and replayed with this ratio. For bf16 and a fused attention the products and attention
+calls are timed alone, and the difference is taken from the step, if the host does not limit it then. Of compile only
+the bound of the diagnosis is known. The host of such a machine is some percent faster or slower from minute to
+minute. What a remedy of the host removes does not change with it (a wait, a copy, work of fixed length), and what is
+left does: where the step before takes longer in the turns than when the time was expected, the expected time is
+longer by the same seconds. A graph leaves the time of the GPU, which does not drift.
 
 Output: a table of all pairs, with expected and measured time and their ratio; the summary; the same as JSON.
 """
@@ -24,8 +27,9 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -36,11 +40,14 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from cs_systems.analysis.attribution.profile import profile as profile_of
 from cs_systems.analysis.diagnosis import apply_rules
-from cs_systems.analysis.diagnosis._evidence import of_profile
+from cs_systems.analysis.diagnosis._evidence import Evidence, of_profile
+from cs_systems.analysis.diagnosis._measured import with_part
+from cs_systems.analysis.diagnosis.unused_tensor_cores import AUTOCAST
 from cs_systems.analysis.replay import (
     Change,
     Clean,
     CopiesOverlapped,
+    FamilyScaled,
     HostScaled,
     InputRemoved,
     LaunchesFree,
@@ -48,7 +55,11 @@ from cs_systems.analysis.replay import (
     SyncRemoved,
     replayed,
 )
+from cs_systems.core.experiments import EXPERIMENTS
+from cs_systems.machine.device import resolve
+from cs_systems.measure.runtime import experimenting
 from cs_systems.readers import read
+from cs_systems.record import Measurement, Sample
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from scripts.benchmarks import model_families as families
@@ -58,6 +69,8 @@ SIZES = {"small": (512, 6, 8, 128, 2), "large": (1024, 8, 16, 512, 8)}
 MODELS = ("llama", "gpt2", "bert", "t5", "vit", "clip", "whisper", "resnet", "unet", "gan", "lstm")
 TURNS, STEPS, RECORDED = 8, 4, 5
 COMPILED = ("llama", "vit")
+UNFUSED = ("llama", "gpt2", "bert", "vit", "clip", "whisper")  # transformers has both their attentions
+EXPERIMENTS_S = 20.0
 INPUT_S, OWN_S, ITEMS, COPIED_BYTES = 8e-3, 5e-3, 40, 1 << 26
 SLEEP_CYCLES = 400_000_000  # about 0.25 s on an H100
 
@@ -245,53 +258,115 @@ HOST_FAULTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], Change]] = {
     "no own work": (("own",), (), HostScaled(0.0, "augment")),
     "copies ahead": (("copy",), (), CopiesOverlapped()),
 }
+OF_KERNELS = ("bf16", "TF32", "compile")
+REMEDIES = (*HOST_FAULTS, "CUDA graph", *OF_KERNELS, "attention")
 
 
-def of_model(name: str, size: str, only_graph: bool) -> Iterator[Row]:
-    """Yield a row for each remedy, or for the CUDA graph alone."""
+def of_model(name: str, size: str, remedies: Collection[str]) -> Iterator[Row]:
+    """Yield a row for each of these remedies that the model has."""
     for remedy, (faulty, mended, change) in HOST_FAULTS.items():
-        if only_graph:
-            break
+        if remedy not in remedies:
+            continue
         with cleared():
             step = Step(made(name, size), faulty)
             row, seen, clean = base(step)
             row |= expected(seen, change, clean)
             yield {"remedy": remedy, **row, **_compared(partial(step, faulty), partial(step, mended))}
-    with cleared():
-        step = Step(made(name, size))
-        row, seen, clean = base(step)
-        bounds = {one.code: one.at_best for one in apply_rules(of_profile(seen)).diagnoses}
-        row |= expected(seen, LaunchesFree(), clean)
-        try:
-            replay = graphed(Step(made(name, size)))
-        except Exception as error:
-            yield {"remedy": "CUDA graph", **row, "failed": f"{type(error).__name__}: {error!s:.80}"}
-        else:
-            yield {"remedy": "CUDA graph", **row, **_compared(step, replay)}
-            del replay
-        if not only_graph:
-            yield from of_kernels(name, size, step, row["step_s"], bounds)
+    if {"CUDA graph", *OF_KERNELS} & {*remedies}:
+        with cleared():
+            step = Step(made(name, size))
+            row, seen, clean = base(step)
+            if "CUDA graph" in remedies:
+                told = row | expected(seen, LaunchesFree(), clean)
+                yield {"remedy": "CUDA graph", **_with_graph(name, size, step, told)}
+            yield from of_kernels(name, size, step, row, seen, clean, remedies)
+    if "attention" in remedies and name in UNFUSED:
+        with cleared():
+            yield {"remedy": "attention", **of_attention(name, size)}
 
 
-def of_kernels(name: str, size: str, before: Step, step_s: float, bounds: Mapping[str, float | None]) -> Iterator[Row]:
-    """Yield a row for each remedy of the kernels, with the bound of its diagnosis."""
-    row = {"step_s": step_s}
-    products = bounds.get("unused-tensor-cores")
-    after = Step(made(name, size), autocast=True)
-    yield {"remedy": "bf16", **row, "bound_s": products, **_compared(before, after)}
+def _with_graph(name: str, size: str, before: Step, told: Row) -> Row:
+    try:
+        replay = graphed(Step(made(name, size)))
+    except Exception as error:
+        return told | {"failed": f"{type(error).__name__}: {error!s:.80}"}
+    return told | _compared(before, replay)
+
+
+def of_kernels(
+    name: str, size: str, before: Step, row: Row, seen: Any, clean: Clean, remedies: Collection[str]
+) -> Iterator[Row]:
+    """Yield a row for each remedy of the kernels: with the expectation by experiments, or the bound of a diagnosis."""
+    evidence = experimented(before, row, seen)
+    bounds = {one.code: one.at_best for one in apply_rules(evidence).diagnoses}
+    row = {"step_s": row["step_s"]}
+    products = row | {"bound_s": bounds.get("unused-tensor-cores")}
+    if "bf16" in remedies:  # the casts of autocast make other kernels and launches, which no replay holds
+        after = Step(made(name, size), autocast=True)
+        yield {
+            "remedy": "bf16",
+            **products,
+            **_told(evidence, "products", "bf16", AUTOCAST),
+            **_compared(before, after),
+        }
+        del after
 
     def in_tf32() -> None:
         torch.backends.cuda.matmul.fp32_precision = "tf32"
         before()
         torch.backends.cuda.matmul.fp32_precision = "ieee"
 
-    yield {"remedy": "TF32", **row, "bound_s": products, **_compared(before, in_tf32)}
-    del after
-    if name in COMPILED:
+    if "TF32" in remedies:
+        told = _in_tf32(evidence, seen, clean)
+        yield {"remedy": "TF32", **products, **told, **_compared(before, in_tf32)}
+    if "compile" in remedies and name in COMPILED:
         least = min(filter(None, (bounds.get(code) for code in ("launch-bound", "unfused-elementwise"))), default=None)
         after = Step(made(name, size))
         after.run = torch.compile(after.model)
         yield {"remedy": "compile", **row, "bound_s": least, **_compared(before, after)}
+
+
+def of_attention(name: str, size: str) -> Row:
+    """Return the row of attention in one kernel instead of operator by operator."""
+    before, after = Step(made(name, size)), Step(made(name, size))
+    before.model.set_attn_implementation("eager")
+    after.model.set_attn_implementation("sdpa")
+    row, seen, _ = base(before)
+    evidence = experimented(before, row, seen)
+    bound = next((one.at_best for one in apply_rules(evidence).diagnoses if one.code == "unfused-attention"), None)
+    return {"step_s": row["step_s"], "bound_s": bound, **_told(evidence, "attention"), **_compared(before, after)}
+
+
+def experimented(step: Step, row: Row, seen: Any) -> Evidence:
+    """Return the evidence of recorded steps, with the clean step and the experiments that the tool makes after it."""
+    clean = Measurement(
+        "monotonic", (Sample(0, False, row["step_s"], {"step": row["step_s"]}, {"step": row["host_s"]}),), 0.0
+    )
+    of = experimenting.Step(resolve("cuda"), clean, lambda: [("step", step)], precision="fp32", waits=False)
+    evidence = of_profile(seen)
+    rows = experimenting.run_all(of, EXPERIMENTS_S).rows
+    return replace(evidence, measurement=clean, tables={**evidence.tables, EXPERIMENTS.name: rows})
+
+
+def _in_tf32(evidence: Evidence, seen: Any, clean: Clean) -> Row:
+    """Return what the replay expects with the products in the time that an experiment measured in TF32."""
+    row = evidence.experiment("products", "tf32")
+    if row is None or row["time_s"] is None or not row["baseline_s"]:
+        return _told(evidence, "products", "tf32")
+    return expected(seen, FamilyScaled("matmul", row["time_s"] / row["baseline_s"]), clean)
+
+
+def _told(evidence: Evidence, experiment: str, instead: str | None = None, host_factor: float = 1.0) -> Row:
+    """Return the duration that an experiment lets expect, or why it lets expect none."""
+    told = with_part(evidence, experiment, instead, host_factor)
+    if told is not None:
+        return {"expected_s": told.value, "expected_low_s": told.low, "expected_high_s": told.high}
+    if evidence.is_host_bound:
+        return {"refused": "the step waits for the host"}
+    if evidence.experiment(experiment, instead) is not None:
+        return {"refused": "the step would then wait for the host"}
+    rows = [row for row in EXPERIMENTS.of(evidence.tables) if row["experiment"] == experiment]
+    return {"refused": next((row["skipped"] for row in rows if row["skipped"]), "the parts overlap, or were not found")}
 
 
 def _compared(before: Callable[[], None], after: Callable[[], None]) -> Row:
@@ -357,6 +432,30 @@ def summary(rows: list[Row]) -> str:
     )
 
 
+def merged(files: Sequence[Path]) -> list[Row]:
+    """Return the rows of saved pairs; of the same pair, the last."""
+    rows = (row for file in files for row in json.loads(file.read_text())["rows"])
+    return [*{(row["model"], row["size"], row.get("remedy")): row for row in rows}.values()]
+
+
+def device_of(files: Sequence[Path]) -> str:
+    return ", ".join(dict.fromkeys(json.loads(file.read_text())["device"] for file in files))
+
+
+def by_remedy(rows: list[Row]) -> str:
+    """Return a table of the remedies with an expected time, and how close they come."""
+    lines = [
+        "| remedy | pairs | with an expected time | within 10% | median of expected ÷ measured |",
+        "| --- " + "| --: " * 4 + "|",
+    ]
+    for remedy in REMEDIES:
+        of = [row for row in rows if row.get("remedy") == remedy and row.get("after_median_s")]
+        ratios = [(row["expected_s"] + _drift_s(row)) / row["after_median_s"] for row in of if row.get("expected_s")]
+        near = sum(abs(ratio - 1) <= 0.1 for ratio in ratios)
+        lines.append(f"| {remedy} | {len(of)} | {len(ratios)} | {near} | {f'{median(ratios):.3f}' if ratios else ''} |")
+    return "\n".join(lines)
+
+
 def _ms(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds * 1e3:.2f} ms"
 
@@ -365,11 +464,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", default=[*MODELS], choices=[*families.FAMILIES])
     parser.add_argument("--sizes", nargs="*", default=["small"], choices=[*SIZES])
-    parser.add_argument("--only-graph", action="store_true", help="try the CUDA graph alone")
+    parser.add_argument("--remedies", nargs="*", default=[*REMEDIES], choices=[*REMEDIES])
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no further model after this time")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--table", type=Path)
+    parser.add_argument("--show", type=Path, nargs="*", help="print the table of saved pairs")
     given = parser.parse_args()
+    if given.show:
+        rows = merged(given.show)
+        if given.json:
+            given.json.write_text(json.dumps({"device": device_of(given.show), "rows": rows}, indent=1))
+        print(f"{device_of(given.show)}\n\n{summary(rows)}\n\n{by_remedy(rows)}\n\n{markdown(rows)}")
+        return
     torch.backends.cuda.matmul.fp32_precision = "ieee"
     gc.disable()
     rows, began = list[Row](), time.perf_counter()
@@ -379,7 +485,7 @@ def main() -> None:
                 print(f"{name} {size} is left out: the time is over", file=sys.stderr)
                 continue
             try:
-                for row in of_model(name, size, given.only_graph):
+                for row in of_model(name, size, given.remedies):
                     rows.append({"model": name, "size": size, **row})
                     print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
             except Exception as error:
