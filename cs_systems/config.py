@@ -124,7 +124,7 @@ class RunConfig:
     workload_args: Annotated[
         tuple[str, ...],
         Field(
-            "arguments of your workload's factory: lr=3e-4 width=128", frozenset({Subject.OWN}),
+            "arguments of your workload's factory: lr=3e-4 width=128", frozenset({Subject.OWN, Subject.STRATEGY_ERROR}),
             option="--set", takes="one", heading="set", part_of="workload", example="width=128",
         ),
     ] = ()  # fmt: skip

@@ -89,17 +89,24 @@ def planned(
     *,
     full: bool = False,
     sizes: Sequence[str] = (),
+    contexts: Sequence[str] = (),
     code: str | None = None,
+    model: str | None = None,
 ) -> Plan:
-    """Return the plan of a task. Raises ConfigError if --full asks for the handout's size and it cannot run here."""
+    """Return the plan of a task. Raises ConfigError if --full asks for the handout's size and it cannot run here.
+
+    sizes, contexts: of the model, in the place of the task's. code, model: the user's own, as `path.py:name` or
+    `module:name`.
+    """
     out = folder / (task.folder or task.name)
     if not task.steps:
         how = "by hand; a table has the limits by formula" if task.limits else "by hand; no command measures it"
         return Plan(task, "full", how, [], out, machine)
     if full and machine.gpus < task.gpus:
         raise ConfigError(f"the handout's size needs {_counted(task.gpus)}, and this is {machine}; leave out --full")
-    if sizes and "size" not in task.full:
-        raise ConfigError(f"{task.name} has no model; leave out --size")
+    for option, given in {"--size": sizes, "--context-length": contexts, "--model": model}.items():
+        if given and "size" not in task.full:
+            raise ConfigError(f"{task.name} has no model; leave out {option}")
     for name in sizes:
         preset(name)
     at_full = full or machine.gpus >= task.gpus
@@ -112,10 +119,11 @@ def planned(
         if values.get("profiler") == "nsys" and not _has_nsys():
             values["profiler"], sentence = "kineto", "torch.profiler instead of nsys, which is not installed; "
     scale = "full" if at_full else "tiny"
-    if sizes:
-        _put_sizes(values, sizes)
-        scale, sentence = "own", sentence + f"size {' '.join(sizes)}, as given"
-        sentence += "" if at_full else f", and a short context, because {_lack(task, machine)}"
+    if sizes or contexts:
+        _put(values, ("size", "cold"), ("largest",), sizes)
+        _put(values, ("contexts",), ("context",), contexts)
+        scale, sentence = "own", sentence + _as_given(task, values, sizes, contexts)
+        sentence += "" if at_full else f"; the rest is tiny, because {_lack(task, machine)}"
     elif not at_full:
         sentence += f"at tiny size, because {_lack(task, machine)}"
     elif full or not task.gpus or "size" not in values:
@@ -124,6 +132,8 @@ def planned(
         scale, words = _fit(task, values, machine)
         sentence += words
     commands = task.commands(values, str(out))
+    if model:
+        commands = [[*words, "--workload", model] if "--size" in words else words for words in commands]
     if machine.gpus and not at_full:
         commands = [[*words, "--device", "cpu"] if words[0] in MEASURING else words for words in commands]
     if at_full and not full and task.gpus:
@@ -143,13 +153,24 @@ def _can_skip(words: Sequence[str]) -> bool:
     return words[0] in MEASURING and "--out" in words and words[0] != "comm"
 
 
-def _put_sizes(values: dict[str, str], sizes: Sequence[str]) -> None:
-    """Replace the task's sizes by these; a command that takes one size gets the last."""
-    for name in ("size", "cold"):
-        if name in values:
-            values[name] = " ".join(sizes)
-    if "largest" in values:
-        values["largest"] = sizes[-1]
+def _put(values: dict[str, str], several: Sequence[str], one: Sequence[str], given: Sequence[str]) -> None:
+    """Put the values given in the place of the task's; an option with one value gets the last."""
+    if given:
+        values.update({name: " ".join(given) for name in several if name in values})
+        values.update({name: given[-1] for name in one if name in values})
+
+
+def _as_given(task: Task, values: dict[str, str], sizes: Sequence[str], contexts: Sequence[str]) -> str:
+    """Return a sentence on the size and the context, with the handout's context where another one is taken."""
+    chosen = {"size": " ".join(sizes), "context": " ".join(contexts)}
+    text = " and ".join(f"{name} {words}" for name, words in chosen.items() if words) + ", as given"
+    if contexts:
+        return text
+    name = "contexts" if "contexts" in values else "context"
+    differs = name in values and values[name] != task.full[name]
+    return text + (
+        f"; context {values[name]}, the handout's is {task.full[name]} (--context-length)" if differs else ""
+    )
 
 
 def _fit(task: Task, values: dict[str, str], machine: Machine) -> tuple[str, str]:
@@ -168,7 +189,7 @@ def _fit(task: Task, values: dict[str, str], machine: Machine) -> tuple[str, str
         return "full", f"at the handout's size, which fits {machine} by prediction"
     if not fitting:
         fitting = [next((name for name in SMALLER if _least_bytes(name, words) <= memory), SMALLER[-1])]
-    _put_sizes(values, fitting)
+    _put(values, ("size", "cold"), ("largest",), fitting)
     over = ", ".join(f"{name} needs {human(needed[name], 'bytes')}" for name in wanted if name not in fitting)
     return "fitting", f"at size {' '.join(fitting)}, which fits {machine} by prediction; {over}"
 

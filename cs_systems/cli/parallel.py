@@ -212,8 +212,17 @@ def _checked(cells: Sequence[RunConfig], asked: bool) -> list[RunConfig]:
         return []
     small = replace(CHECKED, seed=cells[0].seed)
     options = ("strategy", "world_size", *STRATEGY_OPTIONS)
-    found = [replace(small, **{name: getattr(cell, name) for name in options}) for cell in cells if cell.is_distributed]
+    found = [
+        replace(small, workload_args=_own_model(cell), **{name: getattr(cell, name) for name in options})
+        for cell in cells
+        if cell.is_distributed
+    ]
     return list(dict.fromkeys(found))
+
+
+def _own_model(cell: RunConfig) -> tuple[str, ...]:
+    """Return the user's own workload and its arguments as a check takes them."""
+    return (f"model={cell.workload}", *cell.workload_args) if cell.subject is Subject.OWN else ()
 
 
 def _profiled(cell: RunConfig, name: str) -> RunConfig:

@@ -83,9 +83,29 @@ def test_own_code_stands_next_to_the_built_in() -> None:
     assert sharded[sharded.index("--strategy") + 1 :][:2] == ["ddp_naive+zero1", "ddp_naive+a.py:make"]
 
 
+def test_size_given_on_a_cpu_says_which_context_it_has() -> None:
+    plan = planned(tasks()["benchmarking_script"], CPU, Path("out"), sizes=["small"])
+    assert plan.size == (
+        "size small, as given; context 64, the handout's is 512 (--context-length); the rest is tiny, because the "
+        "handout's needs a GPU and this is a CPU"
+    )
+    longer = planned(tasks()["memory_profiling"], CPU, Path("out"), sizes=["small"], contexts=["128", "256"])
+    assert longer.size.startswith("size small and context 128 256, as given; the rest")
+    words = [command[command.index("--context-length") + 1 :] for command in longer.commands[:2]]
+    assert words[0][:2] == ["128", "256"]
+    assert words[1][0] == "256"
+
+
+def test_own_model_takes_the_place_of_the_built_in() -> None:
+    first, report, *_ = planned(tasks()["benchmarking_script"], CPU, Path("out"), model="mine:LM").commands
+    assert first[-2:] == ["--workload", "mine:LM"]
+    assert "--workload" not in report
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     {
+        "flash_forward --model mine:LM": "flash_forward has no model; leave out --model",
         "flash_foward": "unknown task 'flash_foward'; did you mean flash_forward or ",
         "naive_ddp --full": "the handout's size needs 2 GPUs, and this is a CPU; leave out --full",
         "flash_forward --size tiny": "flash_forward has no model; leave out --size",

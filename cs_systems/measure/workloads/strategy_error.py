@@ -1,7 +1,8 @@
 """Difference between ranks that train by a parallel strategy and one process, after a few steps; not a timing.
 
-All train a BasicTransformerLM from the same fp32 parameters by SGD with momentum; unlike Adam's, its update shows if
-gradients were summed instead of averaged. One process trains on the whole batch, each rank on its rows of it.
+All train a BasicTransformerLM, or the user's class of a language model that `workload_args` names as `model`, from the
+same fp32 parameters by SGD with momentum; unlike Adam's, its update shows if gradients were summed instead of averaged.
+One process trains on the whole batch, each rank on its rows of it.
 
 Table `strategy_error`: distance of the parameters from one process, over their change; the largest distance of a rank
 from rank 0, in the same measure; the relative error of the last loss; whether ranks with different initial parameters
@@ -23,9 +24,11 @@ from cs_systems.analysis.comparison.strategies import name
 from cs_systems.config import Precision
 from cs_systems.core import plugins
 from cs_systems.core.tables import Tables
+from cs_systems.core.validation import settings
 from cs_systems.machine import process_group
 from cs_systems.machine.device import Device
 from cs_systems.measure.workloads import Cell, Unavailable
+from cs_systems.measure.workloads._language_model import is_language_model, of_sizes
 from cs_systems.model.training.losses import cross_entropy
 from cs_systems.model.transformer import BasicTransformerLM
 from cs_systems.record import Ran
@@ -43,6 +46,9 @@ class StrategyError:
             raise Unavailable("strategy_error compares fp32 training; use precision fp32")
         self.config, self.device, self.cell = cell.config, device, cell
         self.rank, self.ranks = process_group.rank(), process_group.size()
+        own = settings(cell.config, "workload_args")
+        made = plugins.get("workloads", own.pop("model")) if "model" in own else None
+        self.own_model, self.own_arguments = (made, own) if is_language_model(made, own) else (None, {})
         self.part, self.parts = cell.strategy.part_of_batch(self.rank, self.ranks)
         self.alone: dict[str, Tensor] = {}
         self.losses: dict[str, float] = {}
@@ -63,11 +69,11 @@ class StrategyError:
             loss = self._loss(model, self._batch(step))
             loss.backward()
             optimizer.step()
-        self.alone, self.losses["one process"] = _state(model.state_dict()), float(loss.detach())
+        self.alone, self.losses["one process"] = _parameters(model), float(loss.detach())
 
     def _train_on_ranks(self) -> None:
         strategy = self.cell.strategy
-        start = _state(self._model(self.config.seed).state_dict())
+        start = _parameters(self._model(self.config.seed))
         begins_equal = self._begins_equal(start)
         wrapped = strategy.wrap(self._model(self.config.seed))
         optimizer = strategy.make_optimizer(wrapped.parameters(), SGD, **OPTIONS)
@@ -113,6 +119,8 @@ class StrategyError:
     def _model(self, seed: int) -> nn.Module:
         torch.manual_seed(seed)
         with self.device.torch:
+            if self.own_model is not None:
+                return of_sizes(self.own_model, self.config.model, self.own_arguments)
             return BasicTransformerLM(self.config.model, plugins.get("attention", "naive"))
 
     def _batch(self, step: int) -> Tensor:
@@ -153,11 +161,15 @@ class StrategyError:
 
 
 WITHOUT_PARAMETERS = "whole parameters not found: add gather_full_params() that returns them by name"
-LEFT_WHOLE = "divides no parameter of the built-in model, perhaps because it looks for layers of other classes"
+LEFT_WHOLE = "divides no parameter: it looks for layers of other classes; name their model (--workload)"
 
 
 def _elements(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
+
+
+def _parameters(model: nn.Module) -> dict[str, Tensor]:
+    return _state(dict(model.named_parameters()))
 
 
 def _state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
