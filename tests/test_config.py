@@ -71,7 +71,7 @@ def test_a_size_keeps_the_name_that_was_typed() -> None:
     ]  # fmt: skip
 
 
-def test_edition_names_both_shapes_of_a_name_that_has_two() -> None:
+def test_edition_names_both_shapes_of_an_ambiguous_size() -> None:
     assert edition("xl") == (
         "size xl means xl-2025 (d_model 1600, d_ff 6400, 48 layers, 25 heads); the later shape of that name is "
         "xl-2026 (d_model 2560, d_ff 10240, 32 layers, 32 heads)"

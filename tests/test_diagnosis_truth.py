@@ -46,7 +46,7 @@ def test_fast_cases_have_their_cause_first_and_healthy_ones_none(bench: ModuleTy
         ("launch-bound", "the GPU waits for kernel launches in torch.save", "launch-bound"),
     ],
 )
-def test_names_of_the_hosts_work_tell_the_cause_but_those_of_files_do_not(
+def test_cause_is_recognised_by_names_of_host_work_but_not_by_file_names(
     bench: ModuleType, code: str, sentence: str, cause: str
 ) -> None:
     assert bench.causes_of(code, sentence)[0] == cause

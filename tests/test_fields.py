@@ -158,7 +158,7 @@ def _other(name: str) -> object:
     return True if each.kind is bool else each.kind() if each.default is None else each.kind(d_model=48)
 
 
-def test_model_of_another_workload_is_refused_by_the_word_that_was_given() -> None:
+def test_model_of_another_workload_is_refused_with_the_option_as_typed() -> None:
     with pytest.raises(ConfigError) as refused:
         RunConfig(workload="toy", model=preset("large"))
     assert str(refused.value).startswith("model applies only to train_step, ")

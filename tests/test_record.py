@@ -133,7 +133,7 @@ def test_incomplete_last_line_is_skipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("line", "problem"), [(b"[" * 100_000, "nested too deeply"), (b"7", "no JSON object")])
-def test_line_that_is_no_object_costs_only_itself(tmp_path: Path, line: bytes, problem: str) -> None:
+def test_line_other_than_a_json_object_is_skipped_alone(tmp_path: Path, line: bytes, problem: str) -> None:
     append_record(tmp_path, some("a"))
     file = tmp_path / "records.jsonl"
     file.write_bytes(file.read_bytes() + line + b"\n")
@@ -178,7 +178,7 @@ def test_another_schema_is_refused(tmp_path: Path, version: int, remedy: str) ->
 
 
 @pytest.mark.parametrize("text", ["hello\n", "[1]\n", '{"a": 1}\n', '{"schema_version": 1}\n', "[" * 100_000])
-def test_lines_that_are_no_records_are_refused(tmp_path: Path, text: str) -> None:
+def test_lines_other_than_records_are_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "x.jsonl"
     file.write_text(text)
     with pytest.raises(ConfigError, match=r"x\.jsonl"):
@@ -223,7 +223,7 @@ def test_config_of_a_later_version_is_refused_with_its_reason() -> None:
         _ = later.run_config
 
 
-def test_steps_and_phases_of_a_measurement() -> None:
+def test_measurement_has_steps_and_phases() -> None:
     def sample(warmup: bool, wall: float) -> Sample:
         return Sample(0, warmup, wall, {"forward": wall / 4}, {"forward": wall / 8})
 
@@ -272,7 +272,7 @@ def test_line_of_another_version_is_refused_with_remedy(damage: dict[str, object
     ],
     ids=["unknown", "lacking", "samples"],
 )
-def test_what_a_record_lacks_is_said_in_words(
+def test_missing_parts_of_a_record_are_described(
     changed: Callable[[dict[str, Any]], dict[str, Any]], words: str, tmp_path: Path
 ) -> None:
     (tmp_path / "records.jsonl").write_text(json.dumps(changed(json.loads(some("a").to_json()))) + "\n")

@@ -54,7 +54,7 @@ def test_no_docstring_opens_as_a_fragment() -> None:
     assert found == [], "start these docstrings with a verb or a noun:\n" + "\n".join(found)
 
 
-def test_questions_are_fragments() -> None:
+def test_docstrings_that_open_like_a_question_are_fragments() -> None:
     assert fragments('"""Time of a step.\n\nQuestion: what does it take?\n"""\n') == []
     assert fragments('"""What does a step take?\n\nMethod: a clock."""\n') == [1]
     assert fragments('"""A step."""\ndef f():\n    """Is a step\n    long?"""\n') == [3]

@@ -67,7 +67,7 @@ def test_every_edit_gives_a_script_that_compiles_and_has_the_change(tmp_path: Pa
         assert line in text
 
 
-def test_edits_leave_calls_alone_that_decide_themselves() -> None:
+def test_edits_do_not_change_calls_that_already_set_the_option() -> None:
     edit = edits.in_calls(("AdamW",), {"fused": "True"}, ("foreach",))
     assert edit("AdamW(p, foreach=True)\n") is None
     assert edit("AdamW(p, **options)\n") is None
@@ -84,7 +84,7 @@ def test_a_diff_can_be_applied(tmp_path: Path) -> None:
     assert (tmp_path / "train.py").read_text() == "a = 1\nb = 3"
 
 
-def test_the_first_remedy_with_a_lever_gives_the_command_that_tries_it() -> None:
+def test_command_tries_the_first_remedy_that_has_a_lever() -> None:
     unknown = Diagnosis("c", "r", 1.0, code="straggler")
     answer = DiagnosisAnswer((unknown, Diagnosis("c", "r", 1.0, code="unfused-optimizer")))
     words = try_command(answer, script=["train.py", "--lr", "1"])
@@ -146,7 +146,7 @@ assert torch.equal(first, torch.rand(1))
 """
 
 
-def test_hooks_change_what_the_script_makes() -> None:
+def test_hooks_change_the_objects_that_the_script_makes() -> None:
     subprocess.run([sys.executable, "-c", HOOKS], check=True)
 
 

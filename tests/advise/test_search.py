@@ -146,7 +146,7 @@ def searched(bench: ModelledBench, **situation: object) -> Search:
     return search
 
 
-def test_search_keeps_what_gains_in_the_order_of_gains_per_cost_and_proves_the_whole() -> None:
+def test_search_keeps_changes_that_gain_in_order_of_gain_per_cost_and_proves_the_result() -> None:
     answer = searched(ModelledBench()).answer()
     kept = [(trial["lever"], trial["change"]) for trial in answer.kept]
     assert kept[:3] == [
@@ -169,7 +169,7 @@ def test_search_keeps_what_gains_in_the_order_of_gains_per_cost_and_proves_the_w
 
 
 @pytest.mark.parametrize(("has_cuda_core", "gain"), [(True, 12.0), (False, 10.0)])
-def test_four_minutes_are_enough_for_ten_times_the_speed_of_a_plain_step(
+def test_search_of_four_minutes_makes_a_plain_step_ten_times_as_fast(
     has_cuda_core: bool, gain: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fused_parts, "_has_cuda_core", lambda: has_cuda_core)
@@ -183,7 +183,7 @@ def test_four_minutes_are_enough_for_ten_times_the_speed_of_a_plain_step(
     assert max(errors(answer.trials)) < 0.25
 
 
-def test_what_launches_hid_is_tried_again_under_a_graph() -> None:
+def test_rejected_change_is_tried_again_after_a_cuda_graph_removes_the_launch_bound() -> None:
     levers = {name: lever for name, lever in all_levers().items() if name in ("fused_parts", "cuda_graph")}
     start = replace(START, precision=Precision.BF16, attention="sdpa_flash")
     bench = ModelledBench()
@@ -193,14 +193,14 @@ def test_what_launches_hid_is_tried_again_under_a_graph() -> None:
     assert trials == [("fused_parts", "rejected"), ("cuda_graph", "kept"), ("fused_parts", "kept")]
 
 
-def test_a_clear_gain_takes_one_process_because_the_best_cell_is_not_measured_again() -> None:
+def test_clear_gain_is_kept_after_one_process_without_measuring_the_best_cell_again() -> None:
     bench = ModelledBench()
     answer = searched(bench).answer()
     assert bench.order[:2] == [START, replace(START, precision=Precision.BF16, graph="step")]
     assert [row["processes"] for row in answer.kept[:3]] == [1, 1, 1]
 
 
-def test_an_option_that_shows_no_gain_in_its_first_pair_costs_no_second_one() -> None:
+def test_option_without_gain_in_its_first_pair_is_not_measured_again() -> None:
     start = replace(START, precision=Precision.BF16, attention="sdpa_flash")
     bench = ModelledBench()
     search = Search(Situation(start, GPU), {"fused_parts": all_levers()["fused_parts"]}, bench)
@@ -224,7 +224,7 @@ def test_a_gain_near_the_noise_is_measured_in_pairs_that_alternate() -> None:
     assert [config == start for config in bench.order[:5]] == [True, False, False, True, True]  # A B, B A, A B
 
 
-def test_an_option_whose_numbers_change_too_much_is_rejected_with_what_was_seen() -> None:
+def test_option_that_changes_losses_too_much_is_rejected_with_the_difference() -> None:
     answer = searched(ModelledBench(numbers=lambda config: config.precision is Precision.FP32)).answer()
     assert answer.best.precision is Precision.FP32
     trials = [trial for trial in answer.trials if trial["lever"].startswith("bf16") and trial["status"] == "rejected"]
@@ -232,7 +232,7 @@ def test_an_option_whose_numbers_change_too_much_is_rejected_with_what_was_seen(
     assert trials[0]["numbers"] == "as the tables say"
 
 
-def test_the_search_ends_with_its_time_and_names_what_it_did_not_try() -> None:
+def test_search_ends_when_its_time_is_up_and_names_changes_not_tried() -> None:
     answer = searched(ModelledBench(left=40.0)).answer()
     assert [trial["lever"] for trial in answer.kept] == ["bf16 + cuda_graph"]
     (weights,) = [trial for trial in answer.others if trial["lever"] == "bf16_weights"]
@@ -254,7 +254,7 @@ def test_a_candidate_above_the_memory_limit_fails() -> None:
 
 
 @pytest.mark.parametrize("goal", ["energy", "tokens-per-joule"])
-def test_energy_is_a_goal_where_it_is_counted_and_refused_with_the_reason_elsewhere(goal: str) -> None:
+def test_energy_is_a_goal_only_with_a_counter_and_is_refused_with_the_reason_without(goal: str) -> None:
     answer = searched(ModelledBench(watts=500.0), goal=goal).answer()
     assert "times as energy-efficient as the start" in answer.sentences()[0]
     first, *kept = answer.waterfall
@@ -295,7 +295,7 @@ def test_every_lever_gives_valid_cells_or_a_reason(name: str, goal: str, environ
     assert lever.lines
 
 
-def test_the_command_of_a_cell_has_all_that_differs_from_the_defaults() -> None:
+def test_command_of_a_cell_has_every_option_that_differs_from_the_default() -> None:
     config = replace(START, precision=Precision.BF16, parts=("fused_rmsnorm", "fused_rotary"), graph="step")
     words = " ".join(command_words(config))
     assert words.startswith("cs-systems time --size small --context-length 512")

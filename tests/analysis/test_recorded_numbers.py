@@ -14,7 +14,7 @@ def test_every_case_has_its_numbers() -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_numbers_of_a_recording_are_those_that_were_kept(case: str) -> None:
+def test_numbers_of_a_recording_equal_the_committed_ones(case: str) -> None:
     """Run `python -m tests.analysis.recorded_numbers` after a change that means to change them."""
     told = json.loads(json.dumps(short(CASES[case]())))
     assert differences(told, kept()[case]) == []

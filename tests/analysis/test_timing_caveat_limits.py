@@ -17,9 +17,7 @@ def of(measurement: Any, before: Any = CLEAN, after: Any = CLEAN) -> tuple[Cavea
 
 
 @pytest.mark.parametrize(("lag_s", "phases"), [(0.0999, ["backward"]), (0.1, []), (-0.01, ["backward"])])
-def test_phase_that_ends_within_a_tenth_of_it_after_its_submission_is_launch_bound(
-    lag_s: float, phases: list[str]
-) -> None:
+def test_phase_that_ends_soon_after_its_submission_is_launch_bound(lag_s: float, phases: list[str]) -> None:
     (sample, *_) = samples().samples
     sample = replace(sample, phases_s={"backward": 1.0, "loss": 0.0}, lag_s={"backward": lag_s, "loss": 0.0})
     assert launch_bound_phases(replace(samples(), samples=(sample,))) == phases
@@ -61,7 +59,7 @@ def test_events_of_all_timed_steps_are_counted(known: dict[str, int], message: s
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (None, 2), (2, None)])
-def test_most_processes_seen_on_the_gpu_count(before: int | None, after: int | None) -> None:
+def test_caveat_counts_the_most_processes_seen_on_the_gpu(before: int | None, after: int | None) -> None:
     first, last = (replace(CLEAN, other_processes=count) for count in (before, after))
     (caveat,) = of(samples(), first, last)
     assert caveat.message == "2 other processes used the GPU"

@@ -94,7 +94,9 @@ def test_clock_counts_as_low_below_97_percent_of_the_highest(clock: float, found
 
 
 @pytest.mark.parametrize(("lag", "found"), [(0.09, ["launch-bound"]), (0.11, [])])
-def test_phase_is_launch_bound_if_it_ends_within_a_tenth_of_itself(lag: float, found: list[str]) -> None:
+def test_phase_is_launch_bound_if_it_ends_within_a_tenth_of_its_time_after_submission(
+    lag: float, found: list[str]
+) -> None:
     assert codes(samples(lag=lag)) == found
 
 
@@ -141,7 +143,7 @@ def test_slow_first_steps_are_a_short_warm_up() -> None:
     assert message(lasting(2.0, *[1.0] * 4)) == "noisy: steps vary by 60%", "five steps do not show what is usual"
 
 
-def test_noise_names_what_else_the_machine_did() -> None:
+def test_caveat_of_noise_names_other_load_of_the_machine() -> None:
     noisy = lasting(*[1.0, 1.0, 1.3] * 7)
     busy = replace(CLEAN, load_average=3.1, cpu_cores=2, cpu_threads=2)
     assert message(noisy) == "noisy: steps vary by 30%"
@@ -152,7 +154,7 @@ def test_noise_names_what_else_the_machine_did() -> None:
     assert message(noisy, unused, unused) == "noisy: steps vary by 30% (load average 3.1 on 64 cores)"
 
 
-def test_rare_slow_steps_of_a_loop_are_no_noise() -> None:
+def test_rare_slow_steps_of_a_loop_do_not_count_as_noise() -> None:
     evaluated = lasting(*[1.0, 1.01] * 9, 30.0, 31.0)
     assert message(evaluated, of_loop=True) is None
     assert message(evaluated) is not None, "a built-in step always does the same"

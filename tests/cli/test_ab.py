@@ -40,7 +40,7 @@ def test_a_slow_command_is_found_and_gives_status_1(capsys: pytest.CaptureFixtur
     assert {row["pair"] for row in found["processes"]} == {*range(found["pairs"] + 1)}
 
 
-def test_without_a_verdict_the_status_is_what_fail_if_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_without_a_verdict_follows_fail_if(capsys: pytest.CaptureFixture[str]) -> None:
     status, found, _ = ab(capsys, QUICK, QUICK, "--max-pairs", "2", "--fail-if", "slower:3%")
     assert (status, found["verdict"]) == (0, "undecided")
     assert found["sentence"].endswith(

@@ -197,7 +197,7 @@ def test_tables_of_step_without_modules_fit_80_columns(capsys: pytest.CaptureFix
     assert max(map(len, shown.splitlines()[1:])) <= 80  # the first line holds the path
 
 
-def test_empty_table_names_those_with_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_table_names_tables_with_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "cpu.json"
     with profile(activities=[ProfilerActivity.CPU]) as trace, record_function("outer"):
         (torch.ones(8, 8) @ torch.ones(8, 8)).sum()

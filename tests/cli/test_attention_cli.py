@@ -120,7 +120,7 @@ def test_memory_measures_the_attention_call_of_a_layer(capsys: pytest.CaptureFix
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["backward", "forward-backward"])
-def test_memory_before_backward_is_inputs_outputs_and_what_forward_keeps(mode: str) -> None:
+def test_memory_before_backward_is_inputs_outputs_and_saved_tensors(mode: str) -> None:
     shape = AttentionShape(batch=2, heads=4, seq=1024, d_head=64)
     config = RunConfig(workload="attention", shape=shape, mode=mode, warmup=1, steps=2, device="cuda")  # type: ignore[arg-type]
     record = run(config)

@@ -162,13 +162,13 @@ def piped(line: str, cwd: Path, **environment: str) -> subprocess.CompletedProce
 
 @pytest.mark.parametrize("words", ["--help", "--version", "time --help", "memory --size tiny --fits 8GiB"])
 @pytest.mark.parametrize("reader", ["head -1", "true"])
-def test_closed_pipe_is_no_error(words: str, reader: str, tmp_path: Path) -> None:
+def test_closed_pipe_does_not_cause_an_error(words: str, reader: str, tmp_path: Path) -> None:
     done = piped(f"{{cs}} {words} | {reader}", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("words", ["_study.py", "step_time.py --out {out} --measured {run}"])
-def test_closed_pipe_of_a_study_is_no_error(words: str, tmp_path: Path) -> None:
+def test_closed_pipe_of_a_study_does_not_cause_an_error(words: str, tmp_path: Path) -> None:
     root = Path(cs_systems.__file__).parent.parent
     script = words.format(out=tmp_path, run=root / "profiles/step_time")
     done = piped(f"{sys.executable} {root}/scripts/studies/{script} | true", tmp_path, PYTHONUNBUFFERED="1")
@@ -243,7 +243,7 @@ def test_error_wraps_at_terminal_width(monkeypatch: pytest.MonkeyPatch, capsys: 
         ("xl-2026", ""),
     ],
 )
-def test_a_command_says_which_shape_a_plain_xl_has(size: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_states_the_shape_of_plain_xl(size: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["memory", "--size", size, "--fits", "500GiB"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith(f"{size} ctx 512 batch 4")

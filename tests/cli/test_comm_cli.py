@@ -117,7 +117,7 @@ def test_each_call_is_a_row_within_80_columns(ran: Ran) -> None:
         assert [row[2] for row in measured] == ["1", "4", "16"]
 
 
-def test_call_that_gloo_lacks_is_unavailable_with_reason(ran: Ran) -> None:
+def test_call_unsupported_by_gloo_is_unavailable_with_reason(ran: Ran) -> None:
     refused = [record for record in ran.records if record.status != "ok"]
     assert {(r.status, r.config["collective"]["dtype"]) for r in refused} == {("unavailable", "fp8")}
     assert len(refused) == 3 * len(COLLECTIVES)

@@ -35,7 +35,7 @@ def test_commands_of_a_task_have_only_known_options(
         assert _dispatch(name, rest) == 0
 
 
-def test_every_task_says_what_to_look_at_and_what_a_good_answer_says() -> None:
+def test_every_task_has_a_question_and_criteria_of_a_good_answer() -> None:
     assert len(tasks()) == 27
     assert all(task.asks and task.look and task.good and task.mistakes for task in tasks().values())
 
@@ -53,7 +53,7 @@ def test_every_task_says_what_to_look_at_and_what_a_good_answer_says() -> None:
         ("leaderboard", PAIR, "full", "8B"),  # no formula predicts its memory
     ],
 )
-def test_size_is_the_one_that_fits_the_machine(task: str, machine: Machine, scale: str, size: str) -> None:
+def test_default_size_fits_the_machine(task: str, machine: Machine, scale: str, size: str) -> None:
     plan = planned(tasks()[task], machine, Path("out"))
     words = plan.commands[0]
     at = words.index("--size") + 1
@@ -66,7 +66,7 @@ def test_size_that_does_not_fit_is_named_with_its_memory() -> None:
     assert plan.size.startswith("at size large, which fits 2 GPUs of 24.0 GiB by prediction; xl-2026 needs ")
 
 
-def test_ranks_are_those_that_have_gpus() -> None:
+def test_number_of_ranks_follows_the_gpus() -> None:
     task = tasks()["distributed_communication_single_node"]
     ends = [planned(task, Machine(gpus, 79 << 30), Path("out")).commands[0] for gpus in (2, 4, 6)]
     assert [words[words.index("--world-size") + 1 : words.index("--out")] for words in ends] == [
@@ -76,7 +76,7 @@ def test_ranks_are_those_that_have_gpus() -> None:
     ]
 
 
-def test_own_code_stands_next_to_the_built_in() -> None:
+def test_own_code_has_a_row_next_to_the_built_in() -> None:
     flash = planned(tasks()["flash_forward"], CPU, Path("out"), code="mine.py:attend").commands[0]
     assert flash[flash.index("--attention") + 1 :][:3] == ["naive", "flash_torch", "mine.py:attend"]
     sharded = planned(tasks()["optimizer_state_sharding"], CPU, Path("out"), code="a.py:make").commands[0]

@@ -296,7 +296,7 @@ def test_measured_plan_shows_how_far_the_prediction_was_off(
     assert said.endswith(f"CUDA context; the prediction was {predicted}.0 MiB, {off}".replace("104.0", "104"))
 
 
-def test_stated_errors_are_those_of_the_committed_measurements() -> None:
+def test_stated_errors_match_the_committed_measurements() -> None:
     """Errors of the own models by family in percent, held out and not, and those of the built-in one's cells."""
     held_out: dict[str, list[float]] = {}
     others: dict[str, list[float]] = {}

@@ -56,7 +56,7 @@ def shown_in_a_terminal(words: list[str], folder: Path, width: int) -> tuple[int
     return program.wait(), re.sub(r"\x1b\[[\d;]*m", "", text.decode()).splitlines()
 
 
-def test_precision_wraps_what_it_will_measure(tmp_path: Path) -> None:
+def test_announcement_of_precision_wraps_at_the_terminal_width(tmp_path: Path) -> None:
     words = ["precision", "--size", "tiny", "--timeout-s", "0", "--out", "a-folder-of-runs"]
     status, lines = shown_in_a_terminal(words, tmp_path, 60)
     assert status == 2, "it stops before it measures"
@@ -68,7 +68,7 @@ def test_precision_wraps_what_it_will_measure(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [60, 80])
 @pytest.mark.parametrize("command", ["analyze", "snapshot"])
-def test_tables_fit_a_terminal_and_say_what_they_leave_out(command: str, width: int, tmp_path: Path) -> None:
+def test_tables_fit_a_terminal_and_name_hidden_columns(command: str, width: int, tmp_path: Path) -> None:
     source = tmp_path / SOURCES[command].stem
     source.write_bytes(gzip.decompress(SOURCES[command].read_bytes()))
     status, lines = shown_in_a_terminal([command, source.name], tmp_path, width)

@@ -120,7 +120,7 @@ def test_overwritten_file_keeps_links_and_permissions() -> None:
     assert Path("kept").stat().st_mode & 0o777 == 0o640
 
 
-def test_fifo_is_written_with_a_reader_and_refused_without(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fifo_is_written_if_it_has_a_reader_and_refused_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
     os.mkfifo("pipe")
     assert main(["report", "a run", "--output", "pipe"]) == 2
     assert "cannot write pipe: No such device or address; start the program that reads the FIFO first" in (

@@ -359,8 +359,6 @@ def test_without_a_baseline_only_the_strategies_are_measured() -> None:
         ),
     ],
 )
-def test_global_batch_that_is_not_one_is_refused(
-    options: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_global_batch_is_refused(options: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["parallel", "--strategy", "ddp_naive", *options.split()]) == 2
     assert message in " ".join(capsys.readouterr().err.split())

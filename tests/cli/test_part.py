@@ -45,7 +45,7 @@ def test_invalid_share_is_refused(part: str, text: str) -> None:
         Sweep(part=part).of_share([0, 1])
 
 
-def test_share_of_a_comparison_of_precisions_is_of_all_its_cells(
+def test_share_of_a_precision_comparison_divides_all_its_cells(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["precision", "--size", "tiny", "--context-length", "16", "--precision", "bf16", "--device", "cpu"]

@@ -62,5 +62,5 @@ def test_bar_is_drawn_at_most_twice_a_second(monkeypatch: pytest.MonkeyPatch) ->
         ("memory --out=runs/y", "cs-systems memory --out runs/x"),
     ],
 )
-def test_command_that_goes_on_keeps_all_but_the_folder(words: str, command: str) -> None:
+def test_command_to_resume_keeps_every_option_except_the_folder(words: str, command: str) -> None:
     assert Interrupted(Path("runs/x")).command(words.split()) == command

@@ -29,7 +29,7 @@ def test_caveat_of_a_short_loop_names_steps_that_fit(timed: int, done: int | Non
     )
 
 
-def test_loop_that_an_error_ended_is_told_to_correct_it() -> None:
+def test_loop_ended_by_an_error_gets_advice_to_correct_it() -> None:
     caveat = cut_short(1, 50, 8, "the loop ended with ValueError: bad", ["profile by kineto", "memory snapshot"])
     assert caveat.message == (
         "1 of 50 steps were timed, because the loop ended after 8 with ValueError: bad; no profile by kineto and no "

@@ -19,7 +19,7 @@ SHOW = "from cs_systems.core import origin; print(origin.command())"
         (["-c", SHOW, "secret"], "None"),
     ],
 )
-def test_command_of_a_process_is_the_one_that_was_typed(words: list[str], command: str, tmp_path: Path) -> None:
+def test_command_of_a_process_equals_the_typed_one(words: list[str], command: str, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "package").mkdir()
     for name in ("train.py", "bin/program", "package/train.py", "package/__main__.py"):

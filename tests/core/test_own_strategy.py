@@ -30,7 +30,7 @@ WHOLE = {"batch", "optimizer", "gradients", "parameters"}
         ("adapters.py:get_sharded_optimizer", "optimizer", {"optimizer"}, {}),
     ],
 )
-def test_form_follows_from_arguments_and_names(
+def test_form_of_a_strategy_is_inferred_from_arguments_and_names(
     name: str, kind: str, splits: set[str], options: dict[str, bool]
 ) -> None:
     form = form_of(f"{OWN}/{name}")
@@ -61,6 +61,6 @@ def test_strategy_of_the_package_s_own_class_declares_itself(tmp_path: Path) -> 
         ("none.py:DDP", "does not exist; correct the path"),
     ],
 )
-def test_what_has_no_form_is_refused(name: str, message: str) -> None:
+def test_object_without_a_known_form_is_refused(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         declared(f"{OWN}/{name}")

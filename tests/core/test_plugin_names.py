@@ -89,7 +89,7 @@ def asked(code: str, own: str = "") -> Iterator[str]:
                     yield ast.unparse(node)
 
 
-def test_no_file_asks_for_a_plug_in_by_its_name() -> None:
+def test_no_file_compares_with_the_name_of_a_plug_in() -> None:
     """Search all but the command line and the defaults of a cell."""
     own = {plugins.KINDS[kind].file(name): name for kind in HOLDERS for name in plugins.names(kind)}
     found = []
@@ -119,12 +119,12 @@ def test_each_exception_is_needed(place: str) -> None:
         'match stage.profiler:\n    case "none":\n        pass',
     ],
 )
-def test_question_by_name_is_found(code: str) -> None:
+def test_comparison_with_a_name_is_found(code: str) -> None:
     assert [*asked(code)]
 
 
 @pytest.mark.parametrize(
     "code", ['family == "attention"', 'config.compile == "none"', 'PARTS = ("attention", "other")']
 )
-def test_word_that_is_no_name_of_a_plug_in_is_left_alone(code: str) -> None:
+def test_word_other_than_a_plug_in_name_is_ignored(code: str) -> None:
     assert not [*asked(code)]

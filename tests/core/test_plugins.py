@@ -52,7 +52,7 @@ def test_wrong_name_of_own_code_is_refused_with_the_right_form(
         "this is no Python",
     ],
 )
-def test_name_that_a_file_may_define_is_not_refused(text: str, tmp_path: Path) -> None:
+def test_name_possibly_defined_by_a_file_is_not_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(text + "\n")
     assert plugins.check("workloads", f"{tmp_path / 'own.py'}:name")
 
@@ -68,7 +68,7 @@ def test_module_that_cannot_be_imported_is_named_with_the_cause(tmp_path: Path) 
     )
 
 
-def test_module_beside_a_file_needs_its_folder_on_pythonpath(tmp_path: Path) -> None:
+def test_module_next_to_a_file_needs_its_folder_on_pythonpath(tmp_path: Path) -> None:
     (source := tmp_path / "own.py").write_text("from my_layers import Block\n")
     (tmp_path / "my_layers.py").write_text("class Block: ...\n")
     with pytest.raises(ConfigError) as raised:
@@ -95,7 +95,7 @@ def test_file_with_relative_imports_is_named_as_a_module_of_its_package(tmp_path
         plugins.get("workloads", f"{source}:Block")
 
 
-def test_method_modules_does_not_hide_the_names_of_a_file(tmp_path: Path) -> None:
+def test_method_named_modules_does_not_hide_names_of_the_file(tmp_path: Path) -> None:
     (source := tmp_path / "own.py").write_text("def wrap(module):\n    return [*module.modules()]\n")
     with pytest.raises(ConfigError, match="has no 'warp'; did you mean wrap"):
         plugins.check("parallel", f"{source}:warp")

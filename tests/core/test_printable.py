@@ -82,7 +82,7 @@ def test_every_character_of_the_package_has_a_replacement() -> None:
         assert not lost, f"{file}: add {lost} to the replacements of core/printable.py"
 
 
-def test_text_is_made_encodable_for_its_stream() -> None:
+def test_characters_that_a_stream_cannot_encode_are_replaced() -> None:
     streams = {name: io.TextIOWrapper(io.BytesIO(), encoding=name) for name in ("ascii", "latin-1", "utf-8")}
     assert {name: encodable("µ → é", stream) for name, stream in streams.items()} == {
         "ascii": "u -> \\u00e9", "latin-1": "µ -> é", "utf-8": "µ → é",

@@ -51,14 +51,14 @@ def decided(source: random.Random, slowdown: float, find: float, pairs: int) -> 
     return test.verdict
 
 
-def test_equal_programs_of_two_speeds_are_seldom_different() -> None:
+def test_equal_programs_with_two_speeds_are_rarely_called_different() -> None:
     source = random.Random(0)
     verdicts = [decided(source, 1.0, 0.1, 60) for _ in range(300)]
     assert sum(verdict in ("slower", "faster") for verdict in verdicts) <= 6  # 2%: 1% and the chance of 300 trials
     assert verdicts.count("no difference") > 280
 
 
-def test_a_slowdown_of_programs_of_two_speeds_is_found() -> None:
+def test_slowdown_is_found_in_programs_with_two_speeds() -> None:
     source = random.Random(1)
     verdicts = [decided(source, 1.1, 0.1, 60) for _ in range(60)]
     assert verdicts.count("slower") >= 57
@@ -86,7 +86,7 @@ def test_a_quiet_slowdown_is_shown_after_a_dozen_pairs() -> None:
     assert quiet(1 / 1.03, 13).verdict == "faster"
 
 
-def test_a_verdict_always_has_a_limit_on_its_side() -> None:
+def test_verdict_always_comes_with_a_limit_of_its_interval() -> None:
     """Nine pairs with lucky orders refute equality, but no shift far away, where all differences have one size."""
     test = SequentialTest()
     chances = (1 / 2, 2 / 3, 1 / 2, 2 / 3, 1 / 2, 2 / 3, 1 / 2, 1 / 3, 1 / 3)
@@ -102,7 +102,7 @@ def test_a_difference_below_one_percent_is_no_difference() -> None:
     assert quiet(1.005, 40).verdict == "no difference"
 
 
-def test_one_direction_ends_as_soon_as_it_is_excluded() -> None:
+def test_one_sided_comparison_ends_once_that_direction_is_excluded() -> None:
     assert quiet(0.96, 9, asks=("slower",)).verdict == "not slower"
     assert quiet(1.2, 13, asks=("slower",)).verdict == "slower"
     assert quiet(1.02, 40, find=0.05).verdict == "slower"
@@ -123,7 +123,7 @@ def test_orders_are_balanced_and_follow_the_seed() -> None:
     assert orders(1) == orders(1) != orders(2)
 
 
-def test_without_a_pair_nothing_is_known() -> None:
+def test_verdict_without_pairs_is_unknown() -> None:
     assert SequentialTest().standing() == ("undecided", None, None, None, None, 0)
 
 
@@ -135,6 +135,6 @@ def test_impossible_times_are_refused(times: tuple[float, float]) -> None:
         test.add(*times)
 
 
-def test_a_difference_too_small_to_find_is_refused() -> None:
+def test_difference_to_find_below_the_limit_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"the difference to find is 0\.500%; give at least 1% and less than 1000%"):
         SequentialTest(0.005)

@@ -63,7 +63,7 @@ def test_files_inside_are_found_by_suffix(make: Callable[[Path], None], tmp_path
     assert {*tmp_path.rglob("*")} == before
 
 
-def test_plain_files_keep_any_name(tmp_path: Path) -> None:
+def test_uncompressed_files_are_opened_under_any_name(tmp_path: Path) -> None:
     paths = [tmp_path / "missing.x", tmp_path / "there.txt"]
     paths[1].touch()
     with opened(paths, SUFFIXES) as found:

@@ -41,7 +41,7 @@ def test_summary_matches_numpy(samples: list[float]) -> None:
 
 
 @pytest.mark.parametrize(("values", "expected"), [([], 0), ([1, 2], 3), ([0.5, 1.0], 1.5), ([1, None], None)])
-def test_total_is_unknown_if_a_value_is(values: list[float | None], expected: float | None) -> None:
+def test_total_is_unknown_if_a_value_is_unknown(values: list[float | None], expected: float | None) -> None:
     assert stats.total(iter(values)) == expected
 
 
@@ -53,7 +53,7 @@ def test_summary_of_no_samples_is_refused() -> None:
 @pytest.mark.parametrize(
     ("n", "ranks"), [(5, None), (6, (1, 6)), (10, (2, 9)), (20, (6, 15)), (30, (10, 21)), (100, (40, 61))]
 )
-def test_median_interval_matches_the_table(n: int, ranks: tuple[int, int] | None) -> None:
+def test_median_interval_matches_published_values(n: int, ranks: tuple[int, int] | None) -> None:
     """Conover, Practical Nonparametric Statistics, table A3 (p = ½, 95%)."""
     assert stats.median_interval(range(1, n + 1)) == ranks
 
@@ -82,7 +82,7 @@ def test_median_interval_covers_the_median() -> None:
         (0.975, float("inf"), 1.95996398),
     ],
 )
-def test_student_t_matches_the_table(p: float, dof: float, expected: float) -> None:
+def test_student_t_matches_published_values(p: float, dof: float, expected: float) -> None:
     assert stats.student_t(p, dof) == pytest.approx(expected, rel=1e-7)
 
 
@@ -181,7 +181,7 @@ def test_repeats_replace_the_assumed_variance_between_processes() -> None:
     assert verdicts(1, 0.03, 1.0).count("no difference") < 0.7 * 200, "one process a side cannot detect it"
 
 
-def test_one_process_a_side_names_the_unseen_variance() -> None:
+def test_one_process_per_side_names_the_unmeasured_variance() -> None:
     rng = random.Random(3)
     one, other = process(rng, 1, 0.0), process(rng, 1, 0.0)
     single = stats.ratio_interval([one], [other])

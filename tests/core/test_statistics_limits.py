@@ -17,7 +17,7 @@ def of_logs(*logs: float) -> list[list[float]]:
     return [[math.exp(log)] for log in logs]
 
 
-def test_summary_has_the_tenths() -> None:
+def test_summary_has_the_10th_and_90th_percentiles() -> None:
     found = stats.summary([float(i) for i in range(11)])
     assert (found.p10, found.p90) == (1.0, 9.0)
     assert stats.summary([1.0, 3.0]).std == pytest.approx(math.sqrt(2))
@@ -57,7 +57,7 @@ def test_interval_of_two_rounds_takes_the_samples_as_independent() -> None:
     assert stats.interval([samples[:3], samples[3:]])[:2] == (1.0, 6.0)
 
 
-def test_ratio_of_one_process_a_side_adds_the_assumed_variance_to_the_noise_of_rounds() -> None:
+def test_ratio_of_one_process_per_side_adds_the_assumed_variance_between_processes() -> None:
     noise = 0.01**2 / 3
     variance = ASSUMED**2 + noise
     dof = 2 * 2 * (variance / noise) ** 2
@@ -87,7 +87,7 @@ def side(apart: float) -> list[list[list[float]]]:
         (4.01, T_4, 4.01),  # contradicts the assumed variance
     ],
 )
-def test_processes_show_their_variance(times: float, t: float, share: float) -> None:
+def test_several_processes_measure_their_variance(times: float, t: float, share: float) -> None:
     of_median = math.pi / (4 + math.pi)
     half = t * math.sqrt(2 * of_median * share) * ASSUMED
     processes = side(math.sqrt(times) * ASSUMED)
@@ -188,7 +188,7 @@ def test_samples_are_unstable_beyond_the_limits(samples: list[float], reasons: l
 
 
 @pytest.mark.parametrize("p", [0.6, 0.975, 0.999])
-def test_quantile_of_many_degrees_of_freedom_goes_on_where_the_formula_changes(p: float) -> None:
+def test_student_t_quantile_is_continuous_between_its_two_formulas(p: float) -> None:
     below, above = (stats.student_t(p, stats.MOST_DOF * times) for times in (1 - 1e-9, 1 + 1e-9))
     normal = stats.student_t(p, math.inf)
     assert above == pytest.approx(below, abs=1e-8)

@@ -24,12 +24,14 @@ def slow(times: float, places: Sequence[int], steps: int = 30) -> list[float]:
 @pytest.mark.parametrize(
     ("times", "found"), [(2.99, [(30, None)]), (3.0, [(29, None), (1, None)]), (3.01, [(29, None), (1, None)])]
 )
-def test_step_alone_takes_three_times_as_long(times: float, found: list[tuple[int, int | None]]) -> None:
+def test_single_slow_step_is_a_kind_from_three_times_the_usual_duration(
+    times: float, found: list[tuple[int, int | None]]
+) -> None:
     assert kinds(slow(times, [12])) == found
 
 
 @pytest.mark.parametrize(("steps", "count"), [(77, 2), (78, 1)])
-def test_step_alone_takes_a_twentieth_of_the_time(steps: int, count: int) -> None:
+def test_single_slow_step_is_a_kind_from_5_percent_of_all_time(steps: int, count: int) -> None:
     """4 s of 80 s are a twentieth."""
     assert len(kinds(slow(4.0, [12], steps))) == count
 
@@ -38,14 +40,14 @@ def test_step_alone_takes_a_twentieth_of_the_time(steps: int, count: int) -> Non
     ("times", "found"), [(1.99, [(30, None)]), (2.0, [(28, None), (2, None)]), (2.01, [(28, None), (2, None)])]
 )
 @pytest.mark.parametrize("places", [(3, 4), (3, 17)])
-def test_several_steps_take_twice_as_long(
+def test_several_slow_steps_are_a_kind_from_twice_the_usual_duration(
     times: float, found: list[tuple[int, int | None]], places: tuple[int, ...]
 ) -> None:
     assert kinds(slow(times, places)) == found
 
 
 @pytest.mark.parametrize(("places", "every"), [((4, 14), None), ((4, 14, 24), 10), ((4, 14, 25), None)])
-def test_three_steps_make_a_fixed_distance(places: tuple[int, ...], every: int | None) -> None:
+def test_three_slow_steps_are_enough_for_a_fixed_distance(places: tuple[int, ...], every: int | None) -> None:
     assert kinds(slow(5.0, places)) == [(30 - len(places), None), (len(places), every)]
 
 
@@ -65,7 +67,9 @@ def spread_out(width: float, gap: float, above: int) -> list[float]:
         (3.0, 3, 3.0 * 22 / 26 * 35 / 30 / 2),
     ],
 )
-def test_gap_is_wide_against_the_spread(width: float, above: int, least: float) -> None:
+def test_kinds_are_separated_by_a_gap_that_is_wide_compared_with_the_spread(
+    width: float, above: int, least: float
+) -> None:
     assert kinds(spread_out(width, least - 0.01, above)) == [(30, None)]
     assert kinds(spread_out(width, least + 0.01, above)) == [(30 - above, None), (above, None)]
 
@@ -82,7 +86,7 @@ def test_three_regular_slow_steps_among_many_are_not_chance(steps: int, found: l
     assert kinds(durations) == found
 
 
-def test_four_kinds_are_told_apart() -> None:
+def test_four_kinds_are_distinguished() -> None:
     for counts, expected in (((60, 20, 6, 2), [60, 20, 6, 2]), ((200, 20, 5, 3, 2), [220, 5, 3, 2])):
         durations = [10.0**level for level, count in enumerate(counts) for _ in range(count)]
         assert [len(kind.positions) for kind in step_kinds(durations)] == expected

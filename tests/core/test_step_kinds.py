@@ -61,7 +61,7 @@ def test_slow_steps_are_found_in_strong_noise_with_late_steps() -> None:
     assert (*range(4, 100, 10),) in [kind.positions for kind in step_kinds(durations)]
 
 
-def test_two_kinds_of_slow_steps_are_told_apart() -> None:
+def test_two_kinds_of_slow_steps_are_distinguished() -> None:
     rng = random.Random(5)
     durations = [rng.lognormvariate(0, 0.05) * (15 if i % 20 == 9 else 5 if i % 10 == 9 else 1) for i in range(100)]
     kinds = [(len(kind.positions), kind.every) for kind in step_kinds(durations)]

@@ -37,7 +37,7 @@ TABLES = {id(one): one for module in modules() for one in declared_in(module)}.v
 
 
 @pytest.mark.parametrize("module", INDEX)
-def test_module_declares_the_tables_of_the_index(module: str) -> None:
+def test_every_table_of_the_index_is_declared_by_its_module(module: str) -> None:
     names = INDEX[module].split()
     declared = {one.name for one in declared_in(module)}
     assert {*names} <= declared
@@ -45,7 +45,7 @@ def test_module_declares_the_tables_of_the_index(module: str) -> None:
 
 
 @pytest.mark.parametrize("one", TABLES, ids=lambda one: f"{one.name}-{one.caption[:20]}")
-def test_table_says_in_few_words_what_it_shows(one: Table[Any]) -> None:
+def test_table_has_a_short_caption(one: Table[Any]) -> None:
     assert one.caption
     assert one.columns
     assert all(one.titles.values())
@@ -127,7 +127,7 @@ def test_every_table_that_is_printed_is_declared() -> None:
     assert aligned == {"cli/__init__.py", "core/printable.py"}
 
 
-def test_row_fits_without_a_column_that_it_need_not_have() -> None:
+def test_row_without_an_optional_column_fits_its_table() -> None:
     """The rows of `cost` are declared where annotations are texts."""
     row = {"phase": "forward", "model_flops": 1.5, "hardware_flops": 2, "bytes": None}
     assert COST.fits(row)
@@ -148,6 +148,6 @@ def test_mappings_in_rows_are_columns() -> None:
     assert shown[4:6] == [["a", "2.00", "1.00", "5.0e-01"], ["b", "4.00", "–", "2.5e-01"]]
 
 
-def test_table_without_rows_says_so() -> None:
+def test_table_without_rows_has_a_sentence() -> None:
     assert render_table(MAPPED, [], notes=["why"]) == "sizes\nno data\nwhy\n"
     assert "| no data |" in render_table(MAPPED, [], "markdown")

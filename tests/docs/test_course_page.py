@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import course_page
 
 
-def test_page_is_what_the_declaration_gives() -> None:
+def test_course_page_equals_the_generated_page() -> None:
     text = course_page.PAGE.read_text()
     assert text == course_page.page(text), "run python scripts/course_page.py"
     assert all(f"\n## {name}\n" in text for name in tasks())

@@ -13,7 +13,7 @@ PATH = re.compile(r"`([\w./]+?(?:/|\.(?:py|js|cuh|cu|md|toml|css)))(?::(\w+))?`"
 
 
 @pytest.mark.parametrize("tree", files.TREES)
-def test_every_file_says_what_it_is_for(tree: str) -> None:
+def test_every_file_has_a_first_line_that_states_its_purpose(tree: str) -> None:
     silent = [f"{folder}/{name}" for folder, found in files.listed(tree) for name, line in found if len(line) < 10]
     assert silent == [], "begin these files with a docstring or a comment that says what they are for"
 

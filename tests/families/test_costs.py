@@ -34,7 +34,7 @@ _flash_backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cp
 MAPPING = {**EXTRA, _flash: _whole_matrix, _flash_backward: _whole_matrix_backward}
 
 
-def test_executed_flops_are_those_of_pytorchs_counter_less_hidden_tiles(made: Made) -> None:
+def test_executed_flops_are_pytorch_s_count_without_hidden_tiles(made: Made) -> None:
     cost = measured_cost(made.model, made.phases())
     _causal.clear()
     with FlopCounterMode(display=False, custom_mapping=MAPPING) as counter:
@@ -70,13 +70,13 @@ def test_flops_of_linear_layers_follow_from_their_shapes(made: Made) -> None:
             assert flops <= rows[path]["backward_flops"] <= 2 * flops
 
 
-def test_kept_memory_is_that_of_modules(made: Made) -> None:
+def test_kept_memory_of_a_model_includes_its_modules(made: Made) -> None:
     rows = {row["path"]: row for row in measured_cost(made.model, made.phases()).modules}
     children = sum(row["kept_bytes"] for path, row in rows.items() if path and "." not in path)
     assert rows[""]["kept_bytes"] >= children > 0
 
 
-def test_what_a_checkpoint_computes_again_is_not_credited() -> None:
+def test_recomputation_of_a_checkpoint_is_not_credited() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -35,7 +35,7 @@ def as_it_is(made: Made) -> Iterator[Made]:
     made.model.train()
 
 
-def test_model_of_each_family_is_as_before(as_it_is: Made) -> None:
+def test_model_of_each_family_is_unchanged_after_measuring(as_it_is: Made) -> None:
     made = as_it_is
     check(made.model, inputs=torch.zeros(1), forward=lambda *_: made.forward(), loss=made.loss_of)
 
@@ -52,7 +52,7 @@ ADAPTERS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("kind", ADAPTERS)
-def test_model_with_adapters_is_as_before(kind: str) -> None:
+def test_model_with_adapters_is_unchanged_after_measuring(kind: str) -> None:
     peft = pytest.importorskip("peft")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # those of the library

@@ -14,7 +14,7 @@ from tests.families.models import FAMILIES
 
 @pytest.mark.filterwarnings("ignore")  # those of the libraries
 @pytest.mark.parametrize("name", FAMILIES)
-def test_prediction_is_the_memory_of_the_real_step(name: str) -> None:
+def test_prediction_equals_the_memory_of_the_real_step(name: str) -> None:
     if FAMILIES[name].is_missing:
         pytest.skip(f"needs the package {FAMILIES[name].needs}")
 

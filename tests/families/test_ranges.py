@@ -107,7 +107,7 @@ def test_a_table_of_modules_from_outside_is_checked(tmp_path: Path) -> None:
         assert read_beside(tmp_path / "a.sqlite") is None
 
 
-def test_a_shared_module_and_a_failing_one() -> None:
+def test_shared_and_failing_modules_get_ranges() -> None:
     class Fails(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             raise ArithmeticError

@@ -20,7 +20,7 @@ def test_blocks_are_the_repeated_children_of_lists(made: Made) -> None:
     assert len({block.label for block in found}) == len(found)  # encoder and decoder, towers and stages apart
 
 
-def test_parts_are_known_by_what_they_compute(made: Made) -> None:
+def test_parts_are_recognised_by_their_computation(made: Made) -> None:
     parts = {row.path: row.part for row in rows(made.model)}
     assert {path: parts[path] for path in made.family.parts} == dict(made.family.parts)
 
@@ -45,7 +45,7 @@ def test_own_model_keeps_its_names() -> None:
     assert found["ln_final"].layer == "final norm"
 
 
-def test_a_path_that_means_a_phase_gets_another_range() -> None:
+def test_module_path_equal_to_a_phase_gets_another_range_name() -> None:
     assert range_names(["", "loss", "h.0"], "Net") == {"": "Net", "loss": "loss (module)", "h.0": "h.0"}
 
 
@@ -75,7 +75,7 @@ def test_stages_of_a_list_are_kept_apart() -> None:
     assert found[-1].label == "layers.1.blocks 2"
 
 
-def test_norms_that_hold_their_activation_are_no_blocks() -> None:
+def test_norms_with_an_activation_inside_are_not_blocks() -> None:
     class NormAct(nn.BatchNorm2d):
         def __init__(self) -> None:
             super().__init__(4)
@@ -85,7 +85,7 @@ def test_norms_that_hold_their_activation_are_no_blocks() -> None:
     assert blocks(net) == []
 
 
-def test_experts_are_no_blocks() -> None:
+def test_experts_are_not_blocks() -> None:
     class Layer(nn.Module):
         def __init__(self) -> None:
             super().__init__()

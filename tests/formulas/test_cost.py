@@ -115,7 +115,7 @@ def test_window_is_credited_with_its_visible_scores() -> None:
     st.sampled_from(["upper_left", "lower_right"]),
     st.sampled_from([None, 1, 5, 40]),
 )
-def test_credited_scores_are_those_shown_with_diagonal_edges_cut_in_half(
+def test_credited_scores_are_the_visible_ones_with_half_of_the_diagonal(
     seq: int, seq_k: int, causal: bool, align: str, window: int | None
 ) -> None:
     """The area of the matrix that the mask shows, summed over quarters of each element, and at most what is shown."""

@@ -110,5 +110,5 @@ def test_convolutions_count_as_in_pytorch(
         assert counted == expected * mask[:-6].count("True")
 
 
-def test_convolution_without_its_arguments_is_unknown() -> None:
+def test_flops_of_a_convolution_without_its_arguments_are_unknown() -> None:
     assert flops("aten::conv2d", ((2, 8, 17, 19), (12, 8, 3, 3), (12,))) is None

@@ -43,7 +43,7 @@ def test_rounding_matches_torch(format: Format, dtype: torch.dtype, x: float) ->
         (BF16, FP32, 1000, 10.009765625),
     ],
 )
-def test_total_and_binades_of_repeated_additions(
+def test_total_of_repeated_additions_equals_the_sum_over_binades(
     addend: Format, accumulator: Format, count: int, expected: float
 ) -> None:
     assert total(0.01, addend, accumulator, count) == expected
@@ -60,7 +60,7 @@ def test_total_and_binades_of_repeated_additions(
         (BF16, BF16, 1000, "is 0.0312, and 0.01001 is less than half of it, so that the sum no longer changes"),
     ],
 )  # fmt: skip
-def test_why_explains_rounding_of_sum(addend: Format, accumulator: Format, count: int, expected_text: str) -> None:
+def test_reason_explains_rounding_of_sum(addend: Format, accumulator: Format, count: int, expected_text: str) -> None:
     assert expected_text in why(0.01, addend, accumulator, count)
 
 

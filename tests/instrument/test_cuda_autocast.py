@@ -26,7 +26,7 @@ OPERATIONS: list[Callable[[Tensor], Tensor]] = [
 ]  # fmt: skip
 
 
-def test_operations_in_fp32_are_those_of_torch() -> None:
+def test_operations_in_fp32_match_torch_s_list() -> None:
     text = HEADER.read_text()
     lists = re.findall(r"#define AT_FORALL_FP32(?:_SET_OPT_DTYPE)?\(_\)(.*?)\n\n", text, re.DOTALL)
     assert {"norm", *re.findall(r"_\((\w+)", "".join(lists))} == fp32_operations()
@@ -58,7 +58,7 @@ def test_products_and_activations_keep_the_low_precision_and_outside_of_autocast
 
 @pytest.mark.parametrize("workload", ["toy", "train_step"])
 @pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP16])
-def test_dtypes_predicted_on_a_cpu_are_those_that_a_gpu_recorded(workload: str, precision: Precision) -> None:
+def test_dtypes_predicted_on_a_cpu_equal_those_recorded_on_a_gpu(workload: str, precision: Precision) -> None:
     options = {"workload": workload, "precision": precision, "profiler": "dtypes", "warmup": 0, "steps": 1}
     model = PRESETS["tiny"] if workload == "train_step" else RunConfig().model
     config = RunConfig(model=model, **options)  # type: ignore[arg-type]

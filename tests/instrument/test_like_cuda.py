@@ -97,7 +97,7 @@ def test_unfused_attention_equals_torchs(case: str) -> None:
         torch.testing.assert_close(F.scaled_dot_product_attention(query, key, value, **given), right)
 
 
-def test_no_kernel_is_an_error() -> None:
+def test_attention_without_a_kernel_raises_an_error() -> None:
     with (
         FakeTensorMode(),
         like_cuda(),
@@ -117,7 +117,7 @@ def test_attention_inside_a_torch_module_keeps_the_tensors_of_cuda() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shapes", [(HEADS, HEADS, 24, 16), (HEADS, 2, 24, 24), (HEADS, HEADS, 20, 20)])
-def test_real_tensors_need_what_fake_ones_need(dtype: torch.dtype, shapes: tuple[int, int, int, int]) -> None:
+def test_real_and_fake_tensors_need_equal_memory(dtype: torch.dtype, shapes: tuple[int, int, int, int]) -> None:
     heads, key_heads, d_head, d_value = shapes
     peaks, flops = [], []
     for fake in (True, False):

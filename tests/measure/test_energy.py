@@ -61,7 +61,7 @@ def test_a_short_window_has_no_energy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_without_a_counter_of_its_own_there_is_no_row(alone: bool, tmp_path: Path) -> None:
+def test_device_without_an_energy_counter_has_no_row(alone: bool, tmp_path: Path) -> None:
     if not alone:
         Package(tmp_path)
     meter = Meter(CPU, alone=alone, powercap=tmp_path)

@@ -35,7 +35,7 @@ def test_driver_launches_are_matched_with_kernels(kineto_events: list[Event], wr
 
 
 @pytest.mark.parametrize("window", [64, 1000, 1 << 22])
-def test_result_does_not_depend_on_window_size(
+def test_parsed_trace_does_not_depend_on_window_size(
     kineto_path: Path, kineto_trace: Trace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, window: int
 ) -> None:
     path = tmp_path / "part.json"

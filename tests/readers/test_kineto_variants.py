@@ -155,7 +155,7 @@ def test_kernel_without_device_and_stream_has_those_of_its_row(write_trace: Writ
     assert (kernel.device, kernel.stream) == (2, 7)
 
 
-def test_exchanges_are_named_by_the_ranges_around_their_launches(write_trace: WriteTrace) -> None:
+def test_exchanges_get_their_names_from_ranges_around_their_launches(write_trace: WriteTrace) -> None:
     """Before PyTorch 2.2, `SendRecv` is the kernel of both all_to_all and send, and has no arguments."""
     shape = {"Input Dims": [[24, 2]], "Input type": ["long int"]}
     events = [

@@ -279,7 +279,7 @@ def test_views_are_ignored(change: Callable[..., Path]) -> None:
         (b"SQLite format 3\0" + b"\xff" * 3000, "is a damaged export .*; export it again"),
     ],
 )
-def test_file_of_another_kind_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+def test_file_other_than_an_nsys_export_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "trace.sqlite"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=message):

@@ -69,7 +69,7 @@ def test_every_version_gives_the_same_numbers(change: Change, version: str) -> N
     assert made.trace.limitations == ()
 
 
-def test_names_of_gpus_follow_the_visible_devices(change: Change) -> None:
+def test_gpu_names_follow_cuda_visible_devices(change: Change) -> None:
     """CUDA numbers the devices that it sees; nsys also numbers all of the machine."""
     another = (
         "CREATE TABLE other AS SELECT * FROM TARGET_INFO_GPU",

@@ -53,7 +53,7 @@ def linear_step() -> list[Event]:
 
 
 @pytest.mark.parametrize("longest", [4, 30])
-def test_operator_around_is_the_last_that_is_still_open(longest: int) -> None:
+def test_enclosing_operator_is_the_last_open_one(longest: int) -> None:
     """Random intervals nest or overlap, last 0 s, and begin or end together."""
     random = np.random.default_rng(longest)
     for count in random.integers(1, 40, 300).tolist():

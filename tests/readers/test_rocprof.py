@@ -279,7 +279,7 @@ def test_command_prints_a_result(tmp_path: Path, write: Write, capsys: pytest.Ca
     assert "4 kernels" in capsys.readouterr().out
 
 
-def test_json_can_be_gzipped_and_of_an_older_rocm(tmp_path: Path) -> None:
+def test_gzipped_json_of_an_older_rocm_is_read(tmp_path: Path) -> None:
     data = json.loads(as_json(tmp_path / "a.json", [STEPS]).read_text())
     (tool,) = data[rocprof.KEY]
     for row in tool["buffer_records"]["kernel_dispatch"]:  # ROCm 6 records no stream
@@ -293,7 +293,7 @@ def test_json_can_be_gzipped_and_of_an_older_rocm(tmp_path: Path) -> None:
     assert times_of(trace).keys() == expected_of(STEPS).keys()
 
 
-def test_a_name_that_is_no_utf_8_is_read(tmp_path: Path) -> None:
+def test_name_with_invalid_utf_8_is_read(tmp_path: Path) -> None:
     path = as_json(tmp_path / "a.json", [STEPS])
     path.write_bytes(
         path.read_bytes().replace(b'"formatted_kernel_name": "norm"', b'"formatted_kernel_name": "n\xff\tm"')
@@ -316,7 +316,7 @@ def test_idle_time_has_no_cause_without_recorded_calls(
 
 
 @FORMS
-def test_one_of_several_processes_is_read(tmp_path: Path, write: Write) -> None:
+def test_process_option_selects_one_of_several(tmp_path: Path, write: Write) -> None:
     other = made(pid=8, kernels=[(f"other {row[0]}", *row[1:]) for row in STEPS["kernels"][:2]])
     path = write(tmp_path / "a.json", [STEPS, other])
     trace = read(path)
@@ -434,7 +434,7 @@ def test_regions_of_other_kinds_are_counted(tmp_path: Path) -> None:
     assert "left out: 1 region that are neither calls nor roctx ranges" in trace.limitations
 
 
-def test_the_text_of_a_range_can_be_the_name_of_its_region(tmp_path: Path) -> None:
+def test_text_of_a_range_is_read_from_the_name_of_its_region(tmp_path: Path) -> None:
     path = changed_database(
         tmp_path,
         "INSERT INTO rocpd_string_0000_7 VALUES (500, 'forward')",

@@ -65,7 +65,7 @@ def test_planted_code_runs_in_plain_pickle(tmp_path: Path, monkeypatch: pytest.M
     assert (tmp_path / "owned").exists()
 
 
-def test_checkpoint_is_named_as_such(tmp_path: Path) -> None:
+def test_model_checkpoint_is_refused_as_a_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "model.pickle"
     path.write_bytes(pickle.dumps(torch.zeros(2)))
     with pytest.raises(ConfigError, match=r"holds tensors, as a checkpoint of torch.save does; give a memory snapshot"):

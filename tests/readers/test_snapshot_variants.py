@@ -144,7 +144,7 @@ def test_command_shows_every_device(write_snapshot: Write, capsys: pytest.Captur
     assert "holds 2 devices; choose --device 0 or 1" in capsys.readouterr().err
 
 
-def test_annotations_of_pytorch_2_4_make_no_device(write_snapshot: Write) -> None:
+def test_annotations_of_pytorch_2_4_do_not_count_as_a_device(write_snapshot: Write) -> None:
     """Ranks other than 0 wrote their annotations among the events of a device 0 that they do not use."""
     data = together(used(3), used(40))
     data["segments"] = [segment for segment in data["segments"] if segment["device"] == 1]
@@ -217,7 +217,7 @@ def test_expandable_segments_are_recognised_by_their_events(write_snapshot: Writ
     assert read(write_snapshot(data)).settings.expandable_segments
 
 
-def test_memory_is_listed_by_the_programs_own_names(write_snapshot: Write) -> None:
+def test_memory_is_listed_by_annotations_of_the_program(write_snapshot: Write) -> None:
     allocator = CachingAllocator(recording=True)
     kept = [allocator.alloc(1000 * (number + 1)) for number in range(6)]
     allocator.free(kept[1])

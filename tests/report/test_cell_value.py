@@ -100,7 +100,7 @@ TEXTS: dict[str, Callable[[list[RunRecord]], str]] = {
 
 
 @pytest.mark.parametrize("output", NUMBERS)
-def test_output_holds_the_median_of_all_steps(output: str, pair: list[RunRecord]) -> None:
+def test_output_has_the_median_of_all_steps(output: str, pair: list[RunRecord]) -> None:
     assert pair[0].measurement
     expected = median(pair[0].measurement.durations_s("step"))
     assert expected == pytest.approx(0.1234, rel=1e-3)
@@ -125,7 +125,7 @@ def test_command_shows_the_median_of_all_steps(
     assert _of_text(text.replace("0.123", "123.")) == pytest.approx(0.1234, rel=5e-3)
 
 
-def test_ratio_and_speedup_are_those_of_the_medians(pair: list[RunRecord]) -> None:
+def test_ratio_and_speedup_are_computed_from_medians(pair: list[RunRecord]) -> None:
     (row,) = compare(pair[:1], pair[1:]).rows
     assert row["ratio"] == row["b_median_s"] / row["a_median_s"] == pytest.approx(0.5, rel=1e-9)
     (table,) = tables(pair, relative_to="precision=fp32")
@@ -147,7 +147,7 @@ def test_repeats_of_a_cell_are_taken_together(build: Build) -> None:
 @given(
     st.lists(st.lists(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=4), min_size=2, max_size=6), min_size=2),
 )
-def test_interval_holds_the_ratio_of_the_medians(processes: list[list[list[float]]]) -> None:
+def test_interval_contains_the_ratio_of_medians(processes: list[list[list[float]]]) -> None:
     """Rounds may differ by anything, as those of a machine with one slow round."""
     half = len(processes) // 2
     found = statistics.ratio_interval(processes[:half], processes[half:])

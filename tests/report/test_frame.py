@@ -138,7 +138,7 @@ def test_load_drops_failed_attempts_that_were_repeated(tmp_path: Path, train_rec
     assert data[data["repeat"] == 0]["median_s"].tolist() == expected["median_s"].tolist()
 
 
-def test_load_warns_of_lines_that_are_no_records(tmp_path: Path, train_records: list[RunRecord]) -> None:
+def test_load_warns_of_lines_without_a_record(tmp_path: Path, train_records: list[RunRecord]) -> None:
     append_record(tmp_path, train_records[0])
     file = tmp_path / "records.jsonl"
     whole = file.read_text()
@@ -165,7 +165,7 @@ def test_malformed_record_is_named_by_number_and_key(train_records: list[RunReco
 
 
 @pytest.mark.parametrize(("value", "shown"), [([1], "is"), ("fast", "is 'fast'")])
-def test_value_that_is_no_number_is_named(train_records: list[RunRecord], value: object, shown: str) -> None:
+def test_value_other_than_a_number_is_named(train_records: list[RunRecord], value: object, shown: str) -> None:
     broken = replace(train_records[0], config={**train_records[0].config, "batch_size": value})
     with pytest.raises(
         ConfigError, match=f"record with key {broken.key} is malformed: its batch_size {shown}.*; delete its line of"
@@ -217,7 +217,7 @@ def test_custom_workload_has_stated_and_used_columns(build: Build) -> None:
     assert other["mfu"].isna().all(), "the recorded ceiling is for fp32"
 
 
-def test_cell_that_did_not_run_uses_what_the_workload_uses(build: Build) -> None:
+def test_fields_of_a_cell_that_did_not_run_are_those_used_by_its_workload(build: Build) -> None:
     ran = custom_workload_record(build, {"uses": "batch_size"}, batch_size=2)
     config = replace(ran.run_config, attention="flex", model=preset("large"))
     refused = RunRecord(config.key(), config.to_dict(), "unavailable", reason="it does not use --attention")
@@ -231,7 +231,7 @@ def test_frame_has_profiler_of_each_record(build: Build) -> None:
     assert list(frame(records).drop_duplicates("record")["profiler"]) == ["none", "nsys"]
 
 
-def test_arguments_of_a_factory_tell_cells_apart() -> None:
+def test_arguments_of_a_factory_distinguish_cells() -> None:
     configs = [RunConfig(workload="mine.py:make", workload_args=(f"width={width}", "lr=3e-4")) for width in (64, 128)]
     records = [ok(config, 0.01, 1e9, 10**6) for config in configs]
     assert [*frame(records)["workload_args"].drop_duplicates()] == ["width=64 lr=3e-4", "width=128 lr=3e-4"]

@@ -18,7 +18,9 @@ SIDE_BY_SIDE = (*palette.GROUPS, dict(zip("abcdefgh", palette.SERIES, strict=Tru
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("group", SIDE_BY_SIDE, ids=lambda group: next(iter(group)))
 @pytest.mark.parametrize("eyes", [None, *colors.DEFICIENCIES])
-def test_colors_side_by_side_are_distinct_to_all_eyes(group: dict[str, palette.Paint], mode: str, eyes: str) -> None:
+def test_adjacent_colors_are_distinct_for_color_blind_readers(
+    group: dict[str, palette.Paint], mode: str, eyes: str
+) -> None:
     seen = {n: colors.seen(colors.from_hex(palette.SHADES[p.hue][MODES[mode]]), eyes) for n, p in group.items()}
     pairs = [pair for pair in combinations(seen, 2) if not {group[name].hue for name in pair} <= {*palette.FILLS}]
     near = {f"{a} and {b}": float(colors.distance(seen[a], seen[b])) for a, b in pairs}
@@ -42,17 +44,17 @@ def test_colors_stand_out_from_the_page(mode: str) -> None:
         assert colors.contrast(hatch, colors.from_hex(fill[MODES[mode]])) >= LEAST_CONTRAST
 
 
-def test_every_family_and_category_has_a_look() -> None:
+def test_every_family_and_category_has_a_color_and_hatching() -> None:
     assert set(FAMILIES) == set(palette.FAMILIES)
     assert {name.replace(" ", "-") for name in CATEGORIES} == set(palette.MEMORY)
 
 
-def test_name_has_one_look() -> None:
+def test_each_name_has_one_color_and_hatching() -> None:
     for name in {name for group in palette.GROUPS for name in group}:
         assert {group[name] for group in palette.GROUPS if name in group} == {palette.paint(name)}
 
 
-def test_looks_of_a_group_differ_in_hatching_too() -> None:
+def test_styles_of_a_group_differ_in_hatching_too() -> None:
     for group in palette.GROUPS:
         for kind in (palette.HUES, palette.FILLS):
             hatches = [look.hatch for look in group.values() if look.hue in kind and look.hatch]

@@ -156,7 +156,7 @@ def test_table_that_may_lose_columns_takes_one_column_and_names_them() -> None:
         assert made.hidden in format([numbers(12, optional=("l_x", "k_x", "j_x", "i_x"))], None, False)
 
 
-def test_table_that_is_wider_than_a_page_loses_no_column() -> None:
+def test_table_wider_than_a_page_keeps_every_column() -> None:
     (made,) = laid_out([numbers(PAGE)])
     assert len(made.numeric) == PAGE
 
@@ -225,7 +225,7 @@ def test_paper_of_a_run_compiles_in_typst(paper: Path) -> None:
     pdf_of_typst(paper, '#include "tables.typ"\n#include "figures.typ"', 2)
 
 
-def test_paper_takes_no_option_of_another_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_paper_refuses_options_of_other_outputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["report", str(PROFILES / "comm"), "--paper", str(tmp_path / "paper"), "--format", "csv"]
     assert main(words) == 2
     assert "--paper writes every table and figure; leave out --format" in capsys.readouterr().err

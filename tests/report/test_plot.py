@@ -63,7 +63,7 @@ def test_figure_omits_profiled_records_when_clean_ones_exist(build: Build) -> No
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(80, "Int64"), (80.0, "float64"), (80, "object")])
-def test_label_leaves_out_what_a_cell_does_not_have(size: float, dtype: str) -> None:
+def test_label_omits_fields_that_a_cell_does_not_have(size: float, dtype: str) -> None:
     """A cell that could not run has no size that its kernel computes."""
     data = pd.DataFrame({"attention": ["a", "b"], "executed_d_head": pd.Series([size, None], dtype=dtype)})
     first, second = labels(data, ["attention", "executed_d_head"])
@@ -156,7 +156,7 @@ def test_memory_figure_shows_prediction_for_oom_cell(build: Build) -> None:
 
 
 @pytest.mark.parametrize("kind", ["phases", "rate", "time", "memory", "warmup"])
-def test_texts_are_neither_cut_nor_overlap(kind: str, train_records: list[RunRecord]) -> None:
+def test_no_text_is_cut_or_overlaps(kind: str, train_records: list[RunRecord]) -> None:
     assert problems(plot.figure(train_records, kind)) == []
 
 
@@ -254,14 +254,14 @@ def test_curves_beyond_the_colors_stay_visible_and_named(build: Build) -> None:
     assert "16 more cells, with a smaller slowest step" in texts_of(warmup)
 
 
-def test_titles_tell_profiled_figures_from_timed_ones(build: Build) -> None:
+def test_titles_distinguish_profiled_figures_from_timed_ones(build: Build) -> None:
     records = [build(RunConfig(profiler=name), 0.01, 1e12, 10**9) for name in ("none", "nsys")]
     titles = [plot.figure([record], "phases").get_suptitle() for record in records]
     assert titles[0] != titles[1]
     assert "under nsys" in titles[1]
 
 
-def test_streams_say_that_they_show_one_step_beside_the_median() -> None:
+def test_figure_of_streams_names_the_median_step_that_it_shows() -> None:
     studied = read_records(Path(__file__).parents[2] / "profiles" / "data_parallel_variants")[0]
     drawn = plot.figure([r for r in studied if r.results.get("streams")], "streams")
     assert "in one step of rank 0" in drawn.get_suptitle()
@@ -289,7 +289,7 @@ def test_undrawable_figure_is_rejected_with_remedy(
         plot.figure(broken_records[:4])
 
 
-def test_labels_name_numbers_and_leave_out_what_a_cell_lacks(build: Build) -> None:
+def test_labels_name_numbers_and_omit_missing_fields(build: Build) -> None:
     configs = [
         RunConfig(),
         RunConfig(world_size=2, strategy="ddp_flat"),

@@ -155,7 +155,7 @@ def test_page_states_step_coverage_and_captions(page: str) -> None:
     assert 'title="void at::native::' in page  # the full name, while the table shows the short one
 
 
-def test_step_that_the_terminal_names_is_the_one_that_the_page_draws(nsys_path: Path) -> None:
+def test_page_draws_the_step_that_the_terminal_names(nsys_path: Path) -> None:
     for path in (nsys_path, DATA / "kineto_h200_step.json.gz"):
         seen = profile_of(path)
         step = view(seen)["step"]
@@ -462,7 +462,7 @@ def test_selected_range_is_summed(page: str, nsys_path: Path, tmp_path: Path) ->
 
 
 @pytest.mark.chromium
-def test_operators_stand_beside_kernels_and_name_the_one_that_launched_each(tmp_path: Path) -> None:
+def test_operators_are_drawn_next_to_kernels_and_each_kernel_names_its_operator(tmp_path: Path) -> None:
     trace = read(DATA / "kineto_h200_step.json.gz")
     seen = profile(trace)
     made = view(seen)
@@ -579,7 +579,7 @@ def test_page_shows_the_times_of_the_ranks(nsys_path: Path) -> None:
 
 
 @pytest.mark.chromium
-def test_narrow_boxes_are_as_opaque_as_they_cover_their_pixels(page: str, tmp_path: Path) -> None:
+def test_opacity_of_narrow_boxes_is_the_share_of_the_pixel_that_they_cover(page: str, tmp_path: Path) -> None:
     """20,000 boxes, each as long as the gap after it: half of every pixel, from bins and, closer, box by box."""
     seen = browse(
         tmp_path,

@@ -129,7 +129,9 @@ def test_page_fits_width_of_phone(page: str, tmp_path: Path) -> None:
 @pytest.mark.chromium
 @pytest.mark.parametrize("view", [{}, {"dark": True}], ids=["light", "dark"])
 @pytest.mark.parametrize("box", ["#results-0", "figure svg"])
-def test_edge_with_more_behind_it_has_a_shadow(page: str, tmp_path: Path, box: str, view: dict[str, bool]) -> None:
+def test_shadow_shows_on_which_side_a_wide_table_continues(
+    page: str, tmp_path: Path, box: str, view: dict[str, bool]
+) -> None:
     """At 400 px a table and a figure are wider than the page: a shadow shows on which side there is more."""
     with opened(tmp_path, page, width=400, **view) as tab:
         tab.evaluate(f"window.box = document.querySelector('{box}').closest('.scroll'); box.scrollIntoView()")

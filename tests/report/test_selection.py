@@ -98,7 +98,7 @@ def test_malformed_condition_is_rejected_with_remedy(
         "(" * 500,
     ],
 )
-def test_condition_reaches_nothing_but_columns(
+def test_condition_can_access_only_columns(
     condition: str, train_records: list[RunRecord], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -150,7 +150,7 @@ def test_relative_to_shows_speedup_over_the_same_cell(train_records: list[RunRec
     assert [c.cells for c in table.columns if c.name == "speedup"] == [("1", "0.50×")]
 
 
-def test_relative_to_rejects_what_is_no_baseline(train_records: list[RunRecord]) -> None:
+def test_relative_to_rejects_a_condition_that_selects_no_baseline(train_records: list[RunRecord]) -> None:
     for wrong, message in (
         ("attention", "--relative-to 'attention' has no setting and value; write it as attention=naive"),
         (

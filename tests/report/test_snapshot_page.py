@@ -265,7 +265,7 @@ answer({ faults: [...faults], places });
 
 @pytest.mark.chromium
 @pytest.mark.parametrize("width", [400, 1280])
-def test_labels_of_the_timeline_are_whole_and_apart_at_every_zoom(page: str, tmp_path: Path, width: int) -> None:
+def test_labels_of_the_timeline_neither_cut_nor_overlap_at_any_zoom(page: str, tmp_path: Path, width: int) -> None:
     seen = browse(tmp_path, page, TEXTS, width=width)
     assert seen["faults"] == []
     assert min(seen["places"].values()) > 0, "each place was tried"

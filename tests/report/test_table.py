@@ -66,7 +66,7 @@ def test_table_of_ranks_fits_80_columns_and_explains_rates() -> None:
     assert "\nmodel FLOP/s: FLOPs by formula / time; causal attention counts half; for one rank\n" in wide
 
 
-def test_counted_flops_are_not_called_a_formula(train_records: list[RunRecord]) -> None:
+def test_note_on_counted_flops_does_not_mention_a_formula(train_records: list[RunRecord]) -> None:
     own = [replace(r, config=r.config | {"workload": "mine.py:factory"}) for r in train_records]
     text = render(own, columns=["step.model_flops_per_s"])
     assert "FLOPs as counted" in text
@@ -154,7 +154,7 @@ def test_narrow_terminal_shortens_sizes_and_caveats_before_it_drops_time(build: 
         assert row in render(records, format)
 
 
-def test_columns_leave_in_the_order_of_their_importance(build: Build) -> None:
+def test_least_important_columns_are_hidden_first(build: Build) -> None:
     record = build(train_config("small"), 0.1, 1e12, 10**9)
     order = ["loss", "model", "spread", "optimizer", "tokens/s", "peak", "MFU"]
     hidden = []
@@ -201,7 +201,7 @@ def test_only_times_of_a_phase_have_its_short_heading() -> None:
     assert render_rows(rows).split()[:3] == ["fwd", "optimizer", "s"]
 
 
-def test_numbers_are_whole_beside_texts_that_wrap_at_any_width() -> None:
+def test_numbers_are_never_broken_next_to_wrapping_texts() -> None:
     rows = [
         {"operator": "aten::_foreach_addcdiv_", "shapes": "[1000×256, 256, … 26 tensors], [4×256×256]", "calls": 1234,
          "time_s": 0.0352, "rate": 26.7},
@@ -483,7 +483,7 @@ def test_counts_per_step_have_decimals_only_as_means() -> None:
     assert render_rows(rows, "csv") == "kernel,calls_per_step\na,13.0\nb,1024.0\n"
 
 
-def test_values_of_other_orders_of_magnitude_have_their_own_unit(build: Build) -> None:
+def test_values_of_very_different_magnitude_have_their_own_unit(build: Build) -> None:
     rows = [{"size_bytes": 2**20 * n, "time_s": 1e-3} for n in (1, 3)] + [{"size_bytes": 512, "time_s": 2e-3}]
     lines = [line.split() for line in render_rows(rows).splitlines()[-3:]]
     assert lines == [["1.00", "MiB", "1.00"], ["3.00", "MiB", "1.00"], ["512", "B", "2.00"]]
@@ -517,7 +517,7 @@ def test_bytes_below_one_kib_are_counted() -> None:
     assert [line.split()[1:] for line in render_rows(rows[:1]).splitlines()[-1:]] == [["16"]]
 
 
-def test_caveats_of_a_loop_name_what_its_reader_can_do(build: Build) -> None:
+def test_caveats_of_a_loop_name_remedies_for_a_loop(build: Build) -> None:
     record = build(train_config("small"), 0.01, 1e12, 2**30)
     record = replace(record, warnings=(Caveat("unstable", "the steps span 13%", "an earlier wording"),))
     (caveat,) = counted_caveats([record])
@@ -526,7 +526,7 @@ def test_caveats_of_a_loop_name_what_its_reader_can_do(build: Build) -> None:
     assert caveat.remedy.endswith("cs-systems run --steps 20:70, or Recorder(warmup=20, steps=50)")
 
 
-def test_phases_of_a_loop_leave_a_narrow_terminal_the_shortest_first(build: Build) -> None:
+def test_shortest_phases_of_a_loop_are_hidden_first_in_a_narrow_terminal(build: Build) -> None:
     record = build(train_config("small"), 0.1, 1e12, 2**30)
     assert record.measurement is not None
     phases = {"input": 0.002, "forward": 0.03, "clip": 0.001, "backward": 0.06, "zero_grad": 0.003, "host_sync": 0.004}

@@ -219,7 +219,7 @@ def test_failed_profiled_cells_are_counted_with_reason(skeleton: Any, builders: 
     )
 
 
-def test_possible_drops_cells_without_profiler_and_puts_clean_first(
+def test_possible_cells_omit_missing_profilers_and_have_clean_cells_first(
     skeleton: Any, monkeypatch: Any, tmp_path: Path
 ) -> None:
     configs = [RunConfig(profiler=name) for name in ("kineto", "nsys", "none")]

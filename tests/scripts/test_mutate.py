@@ -51,7 +51,7 @@ def test_numbers_units_and_comparisons_change_one_at_a_time(mutate: Any, tmp_pat
     ]
 
 
-def test_changed_function_takes_the_place_of_the_loaded_one(mutate: Any, tmp_path: Path) -> None:
+def test_mutated_function_replaces_the_loaded_one(mutate: Any, tmp_path: Path) -> None:
     (path := tmp_path / "made.py").write_text("def low(x):\n    return x < 3\n")
     module = types.ModuleType("made")
     exec(compile(path.read_text(), str(path), "exec"), vars(module))
@@ -69,13 +69,13 @@ def test_changed_function_takes_the_place_of_the_loaded_one(mutate: Any, tmp_pat
     ]
 
 
-def test_fork_answers_and_one_that_hangs_is_ended(mutate: Any) -> None:
+def test_fork_returns_an_answer_and_a_hanging_fork_is_killed(mutate: Any) -> None:
     assert mutate._forked(lambda: "name of a test", 30.0) == "name of a test"
     assert mutate._forked(lambda: "", 30.0) == ""
     assert mutate._forked(lambda: str(time.sleep(60)), 0.2) is None
 
 
-def test_table_counts_what_survives(mutate: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_table_counts_surviving_mutants(mutate: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (path := tmp_path / "made.py").write_text("A = 1 < 2\n")
     (less, *others) = (mutant for mutant, _ in mutate.mutants(path))
     allowed = tmp_path / "equivalent.toml"

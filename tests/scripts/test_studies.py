@@ -118,7 +118,7 @@ def test_explanation_and_answer_of_full_records_have_numbers(skeleton: Any, buil
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_unavailable_records_give_no_claims(skeleton: Any, builders: Any, name: str) -> None:
+def test_unavailable_records_give_no_answer(skeleton: Any, builders: Any, name: str) -> None:
     it = study(name)
     records = [builders.failed(config, "unavailable", "no CUDA") for config in it.full()]
     cells = skeleton.cells(records)

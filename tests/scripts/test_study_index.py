@@ -64,7 +64,7 @@ def test_answer_of_page_is_computed_from_its_committed_records(skeleton: Any, pa
     assert skeleton.answered(study, skeleton.cells(records)) == answer
 
 
-def test_records_that_lack_the_cells_of_an_answer_give_none(skeleton: Any) -> None:
+def test_records_without_the_needed_cells_give_no_answer(skeleton: Any) -> None:
     study = importlib.import_module("attention_heads").STUDY
     records, _ = importlib.import_module("cs_systems.record").read_records(PROFILES / study.name)
     assert skeleton.answered(study, skeleton.cells(records[:1])) == skeleton.UNANSWERED

@@ -77,7 +77,7 @@ def test_gains_of_the_ablation_compare_steps_of_one_run(script: Any) -> None:
     assert found["graph"]["without"].predicted_s is None
 
 
-def test_no_switch_of_the_fast_recipe_costs_time_where_it_was_measured(script: Any) -> None:
+def test_no_switch_of_the_fast_recipe_costs_time_in_committed_measurements(script: Any) -> None:
     page = importlib.import_module("_training_step_ablation")
     rows = json.loads((ROOT / "profiles" / "training_step" / "ablation.json").read_text())
     cells = {(row["size"], row["context"]) for row in rows}

@@ -47,7 +47,7 @@ def recording() -> list[Event]:
         (99, 200, "was launched between"), (50, 51, "was launched between"),
     ],
 )  # fmt: skip
-def test_times_between_which_nothing_was_recorded_or_launched_are_refused(
+def test_time_window_without_recorded_events_or_launches_is_refused(
     write_trace: WriteTrace, from_us: float, to_us: float, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -83,7 +83,7 @@ def test_step_that_launches_nothing_keeps_its_end(write_trace: WriteTrace) -> No
 
 
 @pytest.mark.parametrize(("end", "idle_us"), [(100, 90), (25, 20)])
-def test_single_range_has_its_idle_time(write_trace: WriteTrace, end: int, idle_us: int) -> None:
+def test_idle_time_of_a_single_range_ends_with_the_step(write_trace: WriteTrace, end: int, idle_us: int) -> None:
     """A kernel takes 10 µs, of which 5 are in the shorter range; that step lasts until the kernel ends."""
     made = profile(read(write_trace([marked("step", 0, end), *kernel("gemm", 20, 30, launched=5)])))
     (row,) = range_tree(made)
@@ -110,7 +110,7 @@ def test_range_has_a_rate_where_it_has_flops_and_time(write_trace: WriteTrace) -
 
 
 @pytest.mark.parametrize(("names", "listed"), [(11, "…"), (12, "…"), (13, "…")])
-def test_twelve_ranges_are_named_where_none_fits(write_trace: WriteTrace, names: int, listed: str) -> None:
+def test_error_names_at_most_twelve_ranges_if_none_matches(write_trace: WriteTrace, names: int, listed: str) -> None:
     events = [marked(f"part {chr(97 + n)}", 10 * n, 10 * n + 5) for n in range(names)]
     trace = read(write_trace([*events, *kernel("gemm", 6, 8, launched=1)]))
     with pytest.raises(ConfigError) as raised:
@@ -120,7 +120,7 @@ def test_twelve_ranges_are_named_where_none_fits(write_trace: WriteTrace, names:
 
 
 @pytest.mark.parametrize("names", [3, 4])
-def test_three_names_of_steps_are_listed_where_no_kernel_is_in_one(write_trace: WriteTrace, names: int) -> None:
+def test_error_lists_at_most_three_step_names_if_no_kernel_is_in_a_step(write_trace: WriteTrace, names: int) -> None:
     events = [marked(f"part {chr(97 + n)}", 10 * n, 10 * n + 5) for n in range(names)]
     with pytest.raises(ConfigError) as raised:
         profile(read(write_trace([*events, *kernel("gemm", 196, 198, launched=191)])), "part *")
@@ -166,7 +166,7 @@ def of_two_threads(mine: int, others: int) -> list[Event]:
 
 
 @pytest.mark.parametrize(("mine", "others", "main_wins"), [(3, 1, True), (1, 3, False), (2, 1, True), (1, 2, False)])
-def test_thread_with_most_of_the_numbers_made_the_backward(
+def test_forward_thread_is_the_one_with_most_sequence_numbers(
     write_trace: WriteTrace, mine: int, others: int, main_wins: bool
 ) -> None:
     route = route_of(read(write_trace(of_two_threads(mine, others))))
@@ -175,7 +175,7 @@ def test_thread_with_most_of_the_numbers_made_the_backward(
     assert threads == {MAIN if main_wins else OTHER}
 
 
-def test_main_thread_is_of_forward_though_it_runs_a_backward_operator(write_trace: WriteTrace) -> None:
+def test_main_thread_counts_as_forward_even_if_it_runs_a_backward_operator(write_trace: WriteTrace) -> None:
     """A checkpoint or a hook runs one in the thread that makes the forward."""
     events = [
         marked("all", 0, 400),
@@ -190,7 +190,7 @@ def test_main_thread_is_of_forward_though_it_runs_a_backward_operator(write_trac
     assert [place.phase for place in made.places] == ["forward", "forward", "backward", "backward", "backward"]
 
 
-def test_operators_without_numbers_name_the_backward_themselves(write_trace: WriteTrace) -> None:
+def test_operators_without_sequence_numbers_show_backward_by_their_names(write_trace: WriteTrace) -> None:
     events = [
         marked("all", 0, 200), event("cpu_op", "aten::mm", 10, 20), *kernel("gemm", 310, 320, launched=11),
         event("cpu_op", "MmBackward0", 30, 40, AUTOGRAD), *kernel("gemm", 330, 340, launched=31, thread=AUTOGRAD),
@@ -210,7 +210,7 @@ def half_known(write_trace: WriteTrace, known_us: float) -> Profile:
 
 
 @pytest.mark.parametrize(("known_us", "doubted"), [(54.9, False), (55.1, True), (45.1, False), (44.9, True)])
-def test_layers_known_for_a_twentieth_more_of_the_time_are_a_doubt(
+def test_layer_coverage_that_differs_by_5_percent_is_a_doubt(
     write_trace: WriteTrace, known_us: float, doubted: bool
 ) -> None:
     a, b = half_known(write_trace, 50), half_known(write_trace, known_us)
@@ -225,7 +225,7 @@ def test_layers_known_for_a_twentieth_more_of_the_time_are_a_doubt(
         ([1, 249_998, 1], [0, 1, 2]),
     ],
 )  # fmt: skip
-def test_a_quarter_of_a_million_kernels_are_drawn(write_trace: WriteTrace, calls: list[int], drawn: list[int]) -> None:
+def test_page_draws_at_most_250000_kernels(write_trace: WriteTrace, calls: list[int], drawn: list[int]) -> None:
     events: list[Event] = []
     for n in range(len(calls)):
         events += [marked("step", 100 * n, 100 * n + 50), *kernel("gemm", 100 * n + 10, 100 * n + 20, 100 * n + 5)]
@@ -276,14 +276,14 @@ def test_operators_without_a_formula_give_a_range_no_flops(write_trace: WriteTra
 
 
 @pytest.mark.parametrize(("launched", "coverage"), [(15, 1.0), (50, 0.0)])
-def test_layers_are_known_for_all_or_none_of_the_time(write_trace: WriteTrace, launched: int, coverage: float) -> None:
+def test_layer_coverage_is_0_or_1_at_the_extremes(write_trace: WriteTrace, launched: int, coverage: float) -> None:
     events = [marked("step", 0, 100), marked("forward", 0, 90), marked("block 0", 10, 20)]
     made = profile(read(write_trace([*events, *kernel("gemm", 200, 210, launched=launched)])))
     assert made.layer_coverage == coverage
     assert made.coverage.startswith(f"100.0% of the kernel time belongs to a phase, and {coverage:.1%} to a layer")
 
 
-def test_stream_of_number_0_is_shown(write_trace: WriteTrace) -> None:
+def test_stream_0_is_shown(write_trace: WriteTrace) -> None:
     events = [marked("step", 0, 100), *kernel("gemm", 20, 30, launched=5, stream=0), *kernel("add", 40, 50, 6)]
     made = timeline.view(profile(read(write_trace(events))))
     assert [stream["stream"] for stream in made["streams"]] == [0, 7]
@@ -292,7 +292,7 @@ def test_stream_of_number_0_is_shown(write_trace: WriteTrace) -> None:
 @pytest.mark.parametrize(("begins", "later_us", "counts"), [
     (100, 0, True), (100, 1, False), (249, 0, True), (251, 0, False), (251, -10, False),
 ])  # fmt: skip
-def test_copies_from_the_start_to_the_end_of_the_last_kernel_are_within(
+def test_copies_from_step_start_to_end_of_last_kernel_count_as_inside(
     write_trace: WriteTrace, begins: int, later_us: int, counts: bool
 ) -> None:
     copy = event("gpu_memcpy", "Memcpy HtoD", begins, begins + 2, device=0, stream=7, bytes=64)
@@ -302,7 +302,7 @@ def test_copies_from_the_start_to_the_end_of_the_last_kernel_are_within(
     assert len(found.copies) == counts
 
 
-def test_picture_has_the_phases_of_a_step_apart(write_trace: WriteTrace) -> None:
+def test_picture_shows_each_phase_of_a_step_separately(write_trace: WriteTrace) -> None:
     events = [
         marked("step", 0, 100), marked("forward", 0, 30), marked("backward", 40, 90),
         *kernel("gemm", 10, 20, launched=5), *kernel("gemm", 60, 80, launched=50),
@@ -327,7 +327,9 @@ def test_recording_lasts_from_its_first_to_its_last_time(write_trace: WriteTrace
     ("walls", "opens"),
     [([1.0], None), ([3.0, 1.0], 1), ([3.0, 1.0, 2.0], 2), ([1.0, 2.0, 3.0, 4.0], 1), ([2.0, 2.0, 2.0, 1.0], 0)],
 )
-def test_page_opens_at_the_median_step_the_shorter_of_two(walls: list[float], opens: int | None) -> None:
+def test_page_opens_at_the_median_step_or_the_shorter_of_two_middle_steps(
+    walls: list[float], opens: int | None
+) -> None:
     rows: Any = [{"step": n, "wall_s": wall_s, "kernels": 1} for n, wall_s in enumerate(walls)]
     shown = tables.drawn_step([*rows, *rows])  # of two devices
     assert (f"opens at step {opens}, which took {walls[opens or 0]:.2f} s" in shown) is (opens is not None)

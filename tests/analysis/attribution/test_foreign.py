@@ -66,7 +66,7 @@ def test_kernels_launched_before_the_recording_are_left_out(write_trace: WriteTr
     )
 
 
-def test_steps_in_touch_are_all_found(write_trace: WriteTrace) -> None:
+def test_adjacent_steps_are_all_found(write_trace: WriteTrace) -> None:
     """The end of one, its start plus its duration, can be rounded to a later time than the start of the next."""
     events = [marked(f"ProfilerStep#{i}", i * 100, i * 100 + 100) for i in range(30)]
     made = profile(read(write_trace([*events, *kernel("gemm", 2950, 2960, launched=2910)])), "ProfilerStep#*")
@@ -91,7 +91,7 @@ def steps_of_two_kinds() -> list[Event]:
     return [*training, marked("ProfilerStep#2", 200, 300), marked("forward", 200, 260), *kernel("gemm", 300, 350, 210)]
 
 
-def test_ratio_is_that_of_the_steps_with_both_phases(write_trace: WriteTrace) -> None:
+def test_backward_to_forward_ratio_uses_only_steps_with_both_phases(write_trace: WriteTrace) -> None:
     made = profile(read(write_trace(steps_of_two_kinds())))
     rows = tables.ratio(made)
     assert [(row["measure"], row["backward_to_forward"]) for row in rows] == [
@@ -144,7 +144,7 @@ def test_occurrences_share_one_name(name: str, common: str) -> None:
     ("name", "expected"),
     [("detach_", True), ("aten::mm, op_id = 3", True), ("MmBackward0, seq = 3", True), ("detached head", False)],
 )
-def test_operators_are_told_from_ranges(name: str, expected: bool) -> None:
+def test_operators_and_ranges_are_distinguished(name: str, expected: bool) -> None:
     assert is_operator(name) is expected
 
 
@@ -233,7 +233,7 @@ def test_collective_after_backward_is_not_inferred_as_forward(write_trace: Write
 
 
 @pytest.mark.parametrize("name", ["synchronize", "communication"])
-def test_marked_communication_holds_what_was_launched_in_it(write_trace: WriteTrace, name: str) -> None:
+def test_marked_communication_phase_has_the_kernels_launched_inside_it(write_trace: WriteTrace, name: str) -> None:
     events = [
         marked("step", 0, 100), marked("forward", 0, 20), marked("backward", 20, 50), marked(name, 50, 70),
         *kernel("gemm", 110, 120, 10), *kernel("ncclDevKernel_AllReduce", 130, 140, 55), *kernel("div", 140, 150, 60),
@@ -261,7 +261,7 @@ def test_recording_without_ranges_is_one_step(write_trace: WriteTrace) -> None:
     assert {row["family"] for row in tables.families(made)} == {"matmul", "elementwise", "collective"}
 
 
-def test_hint_offers_no_ranges_where_there_are_none(write_trace: WriteTrace) -> None:
+def test_hint_suggests_between_if_the_trace_has_no_ranges(write_trace: WriteTrace) -> None:
     found = profile(read(write_trace(without_marks()))).notes[0]
     assert found.endswith("the whole recording counts as one step; choose a time with --between")
 

@@ -37,7 +37,7 @@ def trace(path: Path) -> Path:
     return write(path, events)
 
 
-def test_gathers_are_late_by_the_time_that_nothing_ran_before_their_end(tmp_path: Path) -> None:
+def test_gathers_are_late_by_the_idle_time_before_their_end(tmp_path: Path) -> None:
     found = read(trace(tmp_path / "t.json"))
     rows = gathers(found, streams(found)[0], layers=2)
     assert [(row["phase"], row["layer"], row["in_time"]) for row in rows] == [
@@ -48,7 +48,7 @@ def test_gathers_are_late_by_the_time_that_nothing_ran_before_their_end(tmp_path
     assert {row["gathered_bytes"] for row in rows} == {8192}
 
 
-def test_layers_stay_unknown_where_the_gathers_are_not_as_many_as_the_blocks(tmp_path: Path) -> None:
+def test_layers_are_unknown_if_gathers_and_blocks_differ_in_number(tmp_path: Path) -> None:
     found = read(trace(tmp_path / "t.json"))
     assert {row["layer"] for row in gathers(found, streams(found)[0], layers=3)} == {None}
 

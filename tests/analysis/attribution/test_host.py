@@ -114,7 +114,7 @@ def test_operators_are_read_although_kernels_are_lacking(
     assert made.trace.operators is not None
 
 
-def test_cpu_trace_of_two_processes_is_that_of_the_one_with_most_ranges(export: Export) -> None:
+def test_cpu_trace_of_two_processes_shows_the_one_with_most_ranges(export: Export) -> None:
     path = host_only(export, [*RANGES, ("step", 0, 100, (9 << 24) + 1)])
     assert (
         read(path)

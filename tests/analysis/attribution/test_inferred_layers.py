@@ -37,7 +37,9 @@ def found_in(names: Sequence[str]) -> Repetition | None:
         (["gemm", "gelu", "add"] * 2, None),
     ],
 )
-def test_period_is_that_of_the_blocks(names: Sequence[str], expected: tuple[int, int, int] | None) -> None:
+def test_period_of_kernel_names_is_the_period_of_blocks(
+    names: Sequence[str], expected: tuple[int, int, int] | None
+) -> None:
     found = found_in(names)
     assert (found and tuple(found)[:3]) == expected
 
@@ -92,7 +94,7 @@ def test_backward_that_repeats_less_often_has_no_blocks(write_trace: WriteTrace)
         [*BLOCK * 3, *(f"gemm_{n}" for n in range(40))],  # most of the time is elsewhere
     ],
 )
-def test_unclear_repetition_gives_no_blocks_and_says_so(write_trace: WriteTrace, forward: Sequence[str]) -> None:
+def test_unclear_repetition_gives_no_blocks_and_a_note(write_trace: WriteTrace, forward: Sequence[str]) -> None:
     made = profile(read(write_trace(step(forward))))
     assert [*layers(made)] == ["unattributed"]
     assert "forward's kernels do not repeat as those of blocks do" in str(module_tables.why_nothing(made))
@@ -103,7 +105,7 @@ def test_named_layers_are_not_guessed(write_trace: WriteTrace) -> None:
     assert [*layers(profile(read(write_trace(events))))] == ["embedding", "unattributed"]
 
 
-def test_blocks_of_a_real_trace_are_those_of_its_ranges(
+def test_inferred_blocks_of_a_real_trace_match_its_ranges(
     kineto_profile: Profile, with_blocks: list[Event], write_trace: WriteTrace
 ) -> None:
     """In the fixture a block ends with its last operator, so a kernel or two at its edges may differ."""

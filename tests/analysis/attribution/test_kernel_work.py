@@ -50,7 +50,7 @@ def more(each_s: float, *work: tuple[str, float], name: str = "", named_s: float
         (8.1, [("optimizer", 1.0), ("clip", 1.0)], Beyond("", False, False)),
     ],
 )
-def test_slow_step_is_told_by_the_phases_of_most_of_its_kernels(
+def test_slow_step_is_described_by_the_phases_of_most_of_its_kernels(
     each_s: float, work: list[tuple[str, float]], expected: Beyond
 ) -> None:
     assert more(each_s, *work)._replace(name="") == expected
@@ -166,7 +166,7 @@ def test_products_of_a_step_are_compared_with_the_fastest_and_the_memory() -> No
         ("some GPU", "gemm_bf16", 1e12 / 2),
     ],
 )
-def test_product_takes_the_time_of_its_bytes_at_least(gpu: str, kernel: str, bytes_per_s: float) -> None:
+def test_least_time_of_a_product_includes_moving_its_bytes(gpu: str, kernel: str, bytes_per_s: float) -> None:
     shapes = ((2, 1 << 20, 1), (2, 1, 1 << 10))
     slow, fast = product_rates(
         multiplied(("aten::bmm", 1.0, kernel, shapes), ("aten::mm", 0.03125, PRODUCT, (2 * (1 << 15,),) * 2), gpu=gpu)
@@ -176,7 +176,7 @@ def test_product_takes_the_time_of_its_bytes_at_least(gpu: str, kernel: str, byt
 
 
 @pytest.mark.parametrize(("fast_s", "counts"), [(0.0205, True), (0.0203, False)])
-def test_product_of_a_fiftieth_of_the_time_tells_the_rate_of_others(fast_s: float, counts: bool) -> None:
+def test_product_with_2_percent_of_the_time_sets_the_rate_of_others(fast_s: float, counts: bool) -> None:
     slow, _ = product_rates(multiplied(("aten::mm", 1.0, PRODUCT, SQUARE), ("aten::bmm", fast_s, PRODUCT, (
         (2, 1024, 1024), (2, 1024, 1024),
     ))))  # fmt: skip
@@ -278,7 +278,7 @@ def test_trials_without_operators_are_runs_of_single_products_between_waits() ->
     ("first", "again", "time_s"),
     [(4, 1, 2.0), (4, 2, 4.0), (4, 0, 0.0), (2, 4, 4.0), (0, 2, 0.0)],
 )
-def test_forward_kernels_in_backward_tell_the_recomputed_share_of_forward(
+def test_forward_kernels_in_backward_give_the_recomputed_share_of_forward(
     first: int, again: int, time_s: float
 ) -> None:
     """Forward takes as long in other kernels; no more than all of it is computed again."""
@@ -360,7 +360,7 @@ def updated(
         ({"gap_s": 2.0**-9, "down_s": 2.0**-12, "up_s": 2.0**-12, "work_s": 2.0**-7}, None),  # steps of 1 s, no copies
     ],
 )
-def test_update_by_the_cpu_is_a_gap_with_copies_down_and_up(known: dict[str, Any], time_s: float | None) -> None:
+def test_update_on_the_cpu_is_a_gap_with_copies_in_both_directions(known: dict[str, Any], time_s: float | None) -> None:
     found = updated(**known)
     assert (found and found.time_s) == time_s
     if found:

@@ -199,7 +199,7 @@ def test_damaged_file_of_names_is_refused(tmp_path: Path, text: str, message: st
         read_habits(file)
 
 
-def test_missing_file_of_names_is_refused_in_plain_words(tmp_path: Path) -> None:
+def test_missing_file_of_names_is_refused_with_its_path(tmp_path: Path) -> None:
     for path, message in (
         (tmp_path / "nosuch.toml", "does not exist; give a TOML file"),
         (tmp_path, "is a folder; give a TOML file"),

@@ -80,7 +80,7 @@ def inside(path: str) -> int:
     return sum(own_us for below, own_us in OWN_US.items() if not path or f"{below}.".startswith(f"{path}."))
 
 
-def test_time_of_a_module_has_the_modules_inside_and_its_own_time_has_not(write_trace: WriteTrace) -> None:
+def test_total_time_of_a_module_includes_submodules_and_own_time_does_not(write_trace: WriteTrace) -> None:
     for row in module_tables.modules(made(write_trace), COSTS):
         path, whole = row["path"], inside(row["path"])
         assert [row["forward_s"], row["backward_s"]] == us(whole, 2 * whole), path
@@ -89,7 +89,7 @@ def test_time_of_a_module_has_the_modules_inside_and_its_own_time_has_not(write_
         assert row["calls_per_step"] == 2 * sum(not path or f"{below}.".startswith(f"{path}.") for below in OWN_US)
 
 
-def test_own_flops_are_without_those_of_the_modules_inside(write_trace: WriteTrace) -> None:
+def test_own_flops_of_a_module_exclude_submodules(write_trace: WriteTrace) -> None:
     rows = {row["path"]: row for row in module_tables.modules(made(write_trace), COSTS)}
     assert {path: (row["flops"], row["own_flops"]) for path, row in rows.items()} == {
         "": (3000, 3000 - 900 - 300), "embed": (None, None),
@@ -103,7 +103,7 @@ def test_own_flops_are_without_those_of_the_modules_inside(write_trace: WriteTra
     assert {row["ceiling_share"] for row in without} == {None}
 
 
-def test_blocks_of_a_list_are_summed_and_unlike_classes_named_so(write_trace: WriteTrace) -> None:
+def test_blocks_of_a_list_are_summed_and_different_classes_are_named(write_trace: WriteTrace) -> None:
     rows = module_tables.tree(made(write_trace), COSTS)
     assert [(row["module"], row["class"], row["modules"], row["parameters"]) for row in rows] == [
         ("Net", "Net", 1, 100), ("embed", "Embedding", 1, 10), ("layers.*", "Block", 2, 90),
@@ -132,7 +132,7 @@ def test_classes_have_the_own_time_of_their_modules_the_longest_first(write_trac
     assert rows[1]["achieved_flops_per_s"] == pytest.approx(900 / (3 * 72e-6))
 
 
-def test_blocks_are_the_members_of_the_list_alone(write_trace: WriteTrace) -> None:
+def test_only_members_of_the_module_list_are_blocks(write_trace: WriteTrace) -> None:
     rows = module_tables.blocks(made(write_trace), COSTS)
     assert [(row["block"], row["path"], row["parameters"]) for row in rows] == [
         ("block 0", "layers.0", 45), ("block 1", "layers.1", 45),
@@ -151,7 +151,7 @@ def test_time_of_a_phase_that_no_module_ran_in_is_unknown(write_trace: WriteTrac
     assert "FLOPs are those that were executed" in with_flops[-1]
 
 
-def test_kernels_outside_of_all_modules_are_said_to_be_so(write_trace: WriteTrace) -> None:
+def test_reason_without_module_times_names_kernels_outside_of_all_modules(write_trace: WriteTrace) -> None:
     outside = made(write_trace, launched=False)
     assert module_tables.why_nothing(made(write_trace)) is None
     assert str(module_tables.why_nothing(outside)).endswith("kernels are launched outside of the ranges of modules")
@@ -163,7 +163,7 @@ def test_kernels_outside_of_all_modules_are_said_to_be_so(write_trace: WriteTrac
     assert module_tables.notes("classes", outside, [{}])[0].startswith("0.0% of the kernel time")
 
 
-def test_parts_are_those_of_the_blocks_with_the_rest_as_block(write_trace: WriteTrace) -> None:
+def test_parts_of_blocks_have_rows_and_the_rest_counts_as_block(write_trace: WriteTrace) -> None:
     named = [one | {"part": "ffn" if one["path"].endswith(".up") else None} for one in MODULES]
     rows = tables.parts(made(write_trace, modules=named))
     assert [(row["part"], row["time_s"]) for row in rows] == [

@@ -217,7 +217,7 @@ def test_operators_compute_where_no_backward_is_marked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["synchronize", "communication"])
-def test_phase_that_communicates_is_no_computation_on_a_cpu(tmp_path: Path, name: str) -> None:
+def test_communication_phase_does_not_count_as_computation_on_a_cpu(tmp_path: Path, name: str) -> None:
     marks = [("step", 0, 100), ("forward", 0, 20), ("backward", 20, 40), (name, 60, 30), ("gloo:all_reduce", 61, 20)]
     path = write(tmp_path / "cpu.json", [event("user_annotation", *mark) for mark in marks])
     assert round(streams(read(path))[0].row()["exposed_s"] * 1e6, 6) == 20

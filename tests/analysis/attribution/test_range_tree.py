@@ -33,7 +33,7 @@ def idle_us(name: str) -> int:
     return sum(time not in busy for _, start, end in opened for time in range(start, end))
 
 
-def test_idle_time_is_that_of_the_open_range(write_trace: WriteTrace) -> None:
+def test_idle_time_belongs_to_the_open_range(write_trace: WriteTrace) -> None:
     rows = {row["path"].split(" / ")[-1]: row for row in range_tree(profile(read(write_trace(program()))))}
     assert {*rows} == {"step", "outer", "inner", "backward", "hook"}
     assert {name: row["idle_s"] for name, row in rows.items()} == {
@@ -42,7 +42,7 @@ def test_idle_time_is_that_of_the_open_range(write_trace: WriteTrace) -> None:
     assert rows["hook"]["path"] == "step / backward / hook"
 
 
-def test_rate_is_that_of_the_operators_in_the_range(write_trace: WriteTrace) -> None:
+def test_rate_of_a_range_uses_the_operators_inside_it(write_trace: WriteTrace) -> None:
     """The outer operator counts, not the one that it calls."""
     shapes = {"Input Dims": [[8, 16], [32, 16]]}, {"Input Dims": [[8, 16], [16, 32]]}
     events = [

@@ -132,7 +132,7 @@ def test_family_has_no_rate_beyond_the_ceiling(nsys_profile: Profile) -> None:
     assert matmul(2 * at_ceiling)["flops"] is None
 
 
-def test_step_times_that_differ_are_warned_of(export: Export) -> None:
+def test_different_step_times_give_a_warning(export: Export) -> None:
     path = export(
         ranges=[("step", 0, 1000, MAIN), ("step", 2000, 3000, MAIN)],
         launches=[(10, 20, MAIN, 1), (30, 40, MAIN, 2), (2000, 2010, MAIN, 3)],
@@ -232,7 +232,7 @@ def test_kernels_before_the_first_step_are_noted(export: Export) -> None:
     assert made.notes == ("1 kernels (0.0001 ms) before the first step are left out",)
 
 
-def test_time_added_in_another_order_is_no_difference(export: Export) -> None:
+def test_order_of_addition_does_not_count_as_a_difference(export: Export) -> None:
     sides = []
     for lengths in ((100, 200, 300), (300, 200, 100)):
         kernels = [("gemm", 1000 * n, 1000 * n + length, n) for n, length in enumerate(lengths, 1)]

@@ -112,7 +112,7 @@ def test_median_step_is_the_lower_of_two() -> None:
     assert median_step([of_duration(step_s) for step_s in (3.0, 1.0, 2.0)]) == 2
 
 
-def test_picture_joins_what_is_closer_than_a_thousandth_of_the_step() -> None:
+def test_picture_joins_kernels_closer_than_a_thousandth_of_the_step() -> None:
     starts, ends = np.array([0.0, 0.1009, 0.3011]), np.array([0.1, 0.3, 0.4])
     shown = Streams(Step("step", 5.0, 6.0), Intervals(starts, ends), ("sum",) * 3, union(np.zeros(0), np.zeros(0)))
     rows = picture(trace([], [], [], []), shown)
@@ -122,7 +122,7 @@ def test_picture_joins_what_is_closer_than_a_thousandth_of_the_step() -> None:
     ]
 
 
-def test_kernel_whose_launch_returned_as_the_gap_began_is_the_device_s() -> None:
+def test_wait_after_the_launch_returned_belongs_to_the_device() -> None:
     made = trace([(0.0, 1.0, 0.0), (1.0 + 50e-6, 2.0, 1.0)], [], [], [])
     found = causes(made, 0, gaps_in(made.kernels, [Step("step", 0.0, 2.0)])[0])
     assert found[LATENCY].sum() == pytest.approx(50e-6)
@@ -145,7 +145,9 @@ def test_step_lasts_until_kernels_that_end_a_hundredth_later(
 
 
 @pytest.mark.parametrize(("unsplit_us", "noted"), [(9, False), (11, True)])
-def test_backward_of_which_half_has_no_layer_is_noted(write_trace: WriteTrace, unsplit_us: int, noted: bool) -> None:
+def test_backward_with_half_of_its_time_without_a_layer_is_noted(
+    write_trace: WriteTrace, unsplit_us: int, noted: bool
+) -> None:
     events = [
         marked("step", 0, 100), marked("forward", 0, 10), marked("backward", 10, 90), marked("block 0", 20, 30),
         *kernel("gemm", 40, 50, launched=22), *kernel("gemm", 60, 60 + unsplit_us, launched=50),
@@ -179,7 +181,7 @@ def test_softmax_is_compared_with_products_within_attention_and_with_the_project
     ]
 
 
-def test_times_of_a_step_that_disagree_by_3_percent_are_warned_of() -> None:
+def test_step_times_that_disagree_by_3_percent_give_a_warning() -> None:
     def warned(*rows: tuple[int, float, float | None]) -> list[str]:
         made: Any = [
             {"step": number, "residual_share": apart, "wall_s": 1.0, "event_s": event_s}

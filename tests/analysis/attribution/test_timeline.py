@@ -77,7 +77,7 @@ def test_view_has_ranges_copies_and_calls_of_the_steps(nsys_profile: Profile) ->
     assert {*made["ranges"]["phase"]} == {None, "forward", "backward", "optimizer"}
 
 
-def test_operators_are_those_of_the_trace_and_the_longest_of_too_many(
+def test_view_shows_all_operators_or_the_longest_if_too_many(
     kineto_path: Path, kineto_events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = profile(read(kineto_path))

@@ -119,7 +119,9 @@ def test_step_lasts_from_the_kernels_of_the_one_before_to_its_own() -> None:
         ([0, 1], 4, "repetitions", "repetitions 0–1 of 4"),
     ],
 )
-def test_usual_steps_are_named_by_their_numbers(numbers: list[int], count: int, name: str, expected: str) -> None:
+def test_label_of_usual_steps_lists_their_step_numbers(
+    numbers: list[int], count: int, name: str, expected: str
+) -> None:
     assert _named([Step("step", 0.0, 1.0, number=number) for number in numbers], count, name) == expected
 
 
@@ -227,7 +229,7 @@ def test_sequence_of_kernels_that_repeats_three_times_is_of_steps(
         ((1.0,) * 8 + (9.0,), 0),
     ],
 )
-def test_only_kernel_of_a_program_is_a_step_if_it_comes_at_a_rhythm(gaps: tuple[float, ...], count: int) -> None:
+def test_single_kernel_is_a_step_if_it_repeats_at_regular_intervals(gaps: tuple[float, ...], count: int) -> None:
     made, now = Made(), 0.0
     for gap in (0.0, *gaps):
         now += gap
@@ -311,7 +313,7 @@ def test_ranges_before_the_usual_work_are_the_outermost_that_last() -> None:
     assert [*found.items()] == [("range 'b'", 3.0), ("range 'a'", 2.0)]
 
 
-def test_silence_is_outside_of_the_ranges() -> None:
+def test_silence_counts_only_outside_of_ranges() -> None:
     made = Made()
     made.call("cudaMalloc", 2.0, 3.0)
     made.kernel(PRODUCT, 8.0, 9.0)
@@ -372,7 +374,7 @@ def test_recording_of_a_whole_process_begins_with_its_first_call(profiler: str) 
 
 
 @pytest.mark.parametrize(("silent_s", "is_told"), [(1.0, True), (0.99, False)])
-def test_silence_of_a_twentieth_of_the_recording_is_told(silent_s: float, is_told: bool) -> None:
+def test_silence_of_5_percent_of_the_recording_is_reported(silent_s: float, is_told: bool) -> None:
     made = Made()
     made.call("cudaFree", 0.0, 4.0 - silent_s)
     for number in range(3):

@@ -60,7 +60,7 @@ def test_sum_that_differs_by_a_bit_is_unexplained() -> None:
     assert [row["sum"] for row in numerics.unexplained([accumulation(right, wrong, stuck)])] == [wrong[-1]]
 
 
-def test_binades_of_a_sum_begin_at_one_and_end_where_it_is_stuck() -> None:
+def test_table_of_binades_goes_from_1_to_the_value_at_which_the_sum_stops_growing() -> None:
     """In bf16 0.01 is 41/4096, and a binade's numbers are 1/128, 1/64 and 1/32 apart."""
     made = accumulation(("bf16", "bf16", 1000, 4.0), ("fp32", "bf16", 1000, 10.0), ("bf16", "bf16", 999, 4.0))
     assert [
@@ -71,7 +71,7 @@ def test_binades_of_a_sum_begin_at_one_and_end_where_it_is_stuck() -> None:
     assert numerics.ulps([made], 1001) == []
 
 
-def test_sums_of_each_sixteenfold_length_are_shown() -> None:
+def test_sums_are_shown_at_lengths_that_grow_by_a_factor_of_16() -> None:
     made = RunRecord("key", RunConfig(workload="summation", precision="bf16").to_dict(), "ok")  # type: ignore[arg-type]
     lengths = [length + more for length in (16, 256, 4096, 65536) for more in (-1, 0, 1)]
     rows: Any = [
@@ -131,13 +131,13 @@ def test_baseline_differs_in_the_field_alone(field: str, changed: dict[str, Any]
     assert (found and round(found.ratio, 1)) == ratio
 
 
-def test_unknown_field_is_no_setting_to_compare() -> None:
+def test_unknown_field_cannot_be_compared() -> None:
     with pytest.raises(ConfigError, match="'nothing' is not a setting"):
         speedups([record(BASE, 1.0)], "nothing", [True])
 
 
 @pytest.mark.parametrize(("copies_s", "said"), [(0.5, "save 500 ms"), (1.0, "add 0 ms"), (1.5, "add 500 ms")])
-def test_casts_that_take_as_long_as_before_add_nothing(copies_s: float, said: str) -> None:
+def test_casts_with_unchanged_time_do_not_explain_a_speedup(copies_s: float, said: str) -> None:
     a = profiled("fp32", {"matmul": 4.0, "copy": 1.0})
     row = precision_causes.causes(a, profiled("bf16", {"matmul": 1.0, "copy": copies_s}))
     assert f"casts and other copies {said}" in precision_causes.sentence(row)
@@ -161,7 +161,7 @@ def test_communication_of_a_strategy_without_one_rank_is_unknown() -> None:
         ((250,), []),
     ],
 )
-def test_collectives_of_a_cpu_are_those_that_begin_in_a_step(
+def test_collectives_on_a_cpu_count_if_they_begin_in_a_step(
     write_trace: Callable[..., Path], starts: Sequence[int], found: list[tuple[str, int, int]]
 ) -> None:
     events = [marked("step", 0, 100), marked("step", 100, 200), marked("forward", 5, 50), marked("forward", 105, 150)]
@@ -178,7 +178,7 @@ def test_collectives_of_a_cpu_are_those_that_begin_in_a_step(
     ("mine", "others", "matched"),
     [(("a",), ("a",), 1), (("a", "a"), ("a",), 0), (("a", "b"), ("a",), 1), (("a", "a"), ("a", "a"), 2)],
 )
-def test_groups_of_as_many_calls_on_two_ranks_are_matched(
+def test_process_groups_with_equal_numbers_of_calls_on_two_ranks_are_matched(
     mine: Sequence[str], others: Sequence[str], matched: int
 ) -> None:
     """Each letter is the group of a call; a group of one rank has nothing to match."""

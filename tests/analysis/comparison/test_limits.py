@@ -62,7 +62,7 @@ def test_first_step_is_explained_beyond_the_limits(slow: Sample, cause: str | No
     assert warmup_curve(Measurement("monotonic", (slow, *STEADY), 0.0))[0]["cause"] == cause
 
 
-def test_noise_of_the_steps_hides_what_is_no_slower() -> None:
+def test_warm_up_step_within_the_noise_of_timed_steps_has_no_cause() -> None:
     noisy = (*(sample(1.0) for _ in range(8)), sample(1.5), sample(1.5))  # nine tenths take up to 1.5 s
     rows = warmup_curve(Measurement("monotonic", (sample(1.49, True), sample(1.51, True), *noisy), 0.0))
     assert [row["cause"] for row in rows[:2]] == [None, "unexplained"]
@@ -98,7 +98,7 @@ def test_last_loss_is_the_mean_of_the_last_tenth() -> None:
 
 
 @pytest.mark.parametrize(("apart", "verdict"), [(0.05, "no difference"), (0.1, "too noisy")])
-def test_speedup_that_could_not_tell_a_doubling_is_too_noisy(apart: float, verdict: str) -> None:
+def test_speedup_is_too_noisy_if_its_interval_could_hide_a_factor_of_two(apart: float, verdict: str) -> None:
     def timed(kind: str) -> RunRecord:
         walls = [math.exp(apart * place) for place in (-1, 0, 1)]
         samples = tuple(sample(wall_s, round=number) for number, wall_s in enumerate(walls))
@@ -147,7 +147,7 @@ def test_causes_of_a_speedup_have_products_casts_and_the_rest(rest_s: float, as_
     assert "casts and other copies save 100 ms" in saved
 
 
-def test_difference_of_records_is_by_family_with_all_last() -> None:
+def test_difference_of_records_has_a_row_per_family_and_the_total_last() -> None:
     a = profiled("fp32", {"matmul": 4.0, "norm": 1.0, "copy": 5.0})
     b = profiled("bf16", {"matmul": 1.0, "norm": 2.0, "gelu": 0.5, "copy": 5.0})
     rows = difference_of_records(a, b, "family")
@@ -163,7 +163,7 @@ def test_difference_of_records_is_by_family_with_all_last() -> None:
 @pytest.mark.parametrize(
     ("a", "b", "larger"), [(1000, 1010, False), (1000, 1011, True), (None, 5, False), (5, None, False)]
 )
-def test_memory_is_larger_by_more_than_a_hundredth(a: int | None, b: int | None, larger: bool) -> None:
+def test_memory_counts_as_larger_from_1_percent_on(a: int | None, b: int | None, larger: bool) -> None:
     row: Any = {"a_peak_bytes": a, "b_peak_bytes": b}
     assert is_larger(row) is larger
 
@@ -247,7 +247,7 @@ def overlap_row(rank: int, step_s: float, compute_s: float, exposed_s: float, id
             exposed_s, "exposed_s": exposed_s, "idle_s": idle_s, "transfer_s": 0.5, "waiting_s": waiting_s}  # fmt: skip
 
 
-def test_cost_of_a_strategy_is_that_beyond_one_rank() -> None:
+def test_cost_of_a_strategy_is_its_time_beyond_one_rank() -> None:
     group = [
         cell("single", 1, 2.0, 2.0, 2.0),
         cell("ddp_flat", 2, 3.0, 2.5, 4.0),
@@ -274,7 +274,7 @@ def test_cost_of_a_strategy_is_that_beyond_one_rank() -> None:
 
 
 @pytest.mark.parametrize(("alone_s", "shown"), [(2.1, True), (2.11, False)])
-def test_cell_that_is_too_efficient_for_its_baseline_has_no_time_beyond_it(alone_s: float, shown: bool) -> None:
+def test_cell_faster_than_its_baseline_has_no_extra_time(alone_s: float, shown: bool) -> None:
     traces = {"profiler": "overlap", "overlap": [overlap_row(0, 2.2, 2.0, 0.0, 0.2, 0.0)]}
     group = [
         cell("single", 1, alone_s),
@@ -301,7 +301,7 @@ def test_exposed_and_hidden_shares_are_of_the_traced_step_and_add_up_to_its_comm
     assert communication["in_trace_s"] + communication["hidden_s"] == pytest.approx(communication["communication_s"])
 
 
-def test_memory_by_stage_is_that_of_the_first_step_and_the_fullest_rank() -> None:
+def test_memory_by_stage_is_from_the_first_step_of_the_rank_with_most_memory() -> None:
     def row(step: int, stage: str, size: int | None, expected: int | None = None) -> Any:
         return {"step": step, "component": "optimizer_state", "stage": stage, "bytes": size, "expected_bytes": expected}
 
@@ -355,7 +355,7 @@ def test_rank_cannot_end_100_us_before_another_begins(late_s: float, kept: int) 
     assert len(job.matches) == kept
 
 
-def test_straggler_gains_no_more_than_the_others_take_by_themselves() -> None:
+def test_gain_of_a_straggler_is_limited_by_the_work_of_the_other_ranks() -> None:
     def found(**known: Any) -> Straggler:
         ranks = [rank(0, call(0.2, 0.5), **known), rank(1, call(0.1, 0.5)), rank(2, call(0.4, 0.5))]
         straggler_of_job = straggler(merged(ranks))
@@ -379,7 +379,7 @@ def test_collectives_at_once_delay_a_step_once() -> None:
     assert (one["waiting_s"], one["transfer_s"]) == pytest.approx((0.3, 0.2))
 
 
-def test_ranks_that_are_late_in_turns_are_no_stragglers() -> None:
+def test_ranks_that_take_turns_in_being_late_are_not_stragglers() -> None:
     calls = [(call(0.1, 0.3), call(0.5, 0.9)), (call(0.2, 0.3), call(0.4, 0.9))]
     late = straggler(merged([rank(0, *calls[0]), rank(1, *calls[1])]))
     assert late is not None
@@ -422,14 +422,14 @@ def test_clocks_are_aligned_through_ranks_between() -> None:
     )
 
 
-def test_clocks_are_aligned_by_others_where_no_collective_ends_together() -> None:
+def test_clocks_are_aligned_by_other_events_if_no_collective_ends_on_all_ranks() -> None:
     job = merged([rank(0, call(0.0, 1.0, name="broadcast")), rank(1, call(5.0, 6.0, name="broadcast"))])
     (match,) = job.matches
     assert (match.waiting_s(0), match.transfer_s) == (0.0, 1.0)
     assert job.notes == ("1 collectives are matched across the ranks, by order within the step",)
 
 
-def test_collectives_of_which_most_are_impossible_match_nothing() -> None:
+def test_collectives_are_not_matched_if_most_have_impossible_times() -> None:
     def calls(*starts: float) -> list[Collective]:
         return [call(start_s, start_s + 0.1) for start_s in starts]
 
@@ -447,7 +447,7 @@ def test_eight_of_the_given_ranks_are_named() -> None:
     assert not note(12).startswith("12 of 12")
 
 
-def test_time_during_other_work_is_what_both_cover() -> None:
+def test_time_during_other_work_is_the_overlap_of_both() -> None:
     nothing = union(np.zeros(0), np.zeros(0))
     starts, ends = np.array([0.0, 2.5, 4.0]), np.array([2.0, 4.0, 6.0])
     assert _during(nothing, starts, ends).tolist() == [0.0, 0.0, 0.0]

@@ -47,7 +47,7 @@ def python(function: str, time_s: float) -> OwnPythonRow:
             "share": 1.0, "samples": 9}  # fmt: skip
 
 
-def test_last_to_arrive_delays_the_others_by_what_they_wait() -> None:
+def test_last_rank_delays_the_others_by_their_waiting_time() -> None:
     early = report(0, 4 * [step(call(0.5), forward=0.1, backward=0.8)])
     tables = tables_of([early, report(1, 4 * [step(call(0.1), forward=0.5, backward=0.4)], elements=400.0)])
     (late,) = LATE_RANK.of(tables)
@@ -57,14 +57,14 @@ def test_last_to_arrive_delays_the_others_by_what_they_wait() -> None:
     assert EXCHANGE.of(tables)[0]["transfer_share"] == pytest.approx(0.1)
 
 
-def test_ranks_that_are_late_in_turns_are_no_stragglers() -> None:
+def test_ranks_that_take_turns_in_being_late_are_not_stragglers() -> None:
     one, other = step(call(0.4), backward=0.7), step(call(0.1), backward=0.4, forward=0.6)
     tables = tables_of([report(0, [one, other, one, other]), report(1, [other, one, other, one])])
     assert not LATE_RANK.of(tables)
     assert EXCHANGE.of(tables)[0]["transfer_share"] == pytest.approx(0.1)
 
 
-def test_rank_that_only_waits_for_a_core_is_no_straggler() -> None:
+def test_rank_that_only_waits_for_a_core_is_not_a_straggler() -> None:
     ranks = [report(0, 3 * [step(call(0.5))]), report(1, 3 * [step(call(0.1), queued_s=0.4)])]
     assert not LATE_RANK.of(tables_of(ranks))
     assert LATE_RANK.of(tables_of([ranks[0], report(1, 3 * [step(call(0.1))])]))
@@ -90,7 +90,7 @@ def test_own_python_of_the_late_rank_is_kept_with_its_line() -> None:
     assert OWN_PYTHON.of(tables) == works["own_python"]
 
 
-def test_time_in_a_collective_is_no_work_of_its_phase() -> None:
+def test_time_in_a_collective_does_not_count_as_work_of_its_phase() -> None:
     """A barrier outside of the phases is not the script's own Python."""
     barrier = call(0.3, "barrier", phase="other", size_bytes=0)
     tables = tables_of([report(rank, 2 * [step(barrier, other=0.35)]) for rank in (0, 1)])
@@ -98,12 +98,12 @@ def test_time_in_a_collective_is_no_work_of_its_phase() -> None:
 
 
 @pytest.mark.parametrize(("steps", "others"), [(1, 2), (2, 1)])
-def test_one_common_step_tells_nothing(steps: int, others: int) -> None:
+def test_one_common_step_is_not_enough_to_compare_ranks(steps: int, others: int) -> None:
     assert tables_of([report(0, steps * [step(call(0.5))]), report(1, others * [step(call(0.1))])]) == {}
     assert tables_of([report(0, 3 * [step(call(0.5))])]) == {}
 
 
-def test_broadcast_tells_no_straggler() -> None:
+def test_broadcast_does_not_show_a_straggler() -> None:
     """Its source goes on before the others."""
     tables = tables_of([report(rank, 3 * [step(call(0.5 - 0.4 * rank, "broadcast"))]) for rank in (0, 1)])
     assert not LATE_RANK.of(tables)
@@ -133,19 +133,19 @@ def test_early_all_reduces_of_buckets_and_of_a_script_are_counted() -> None:
     assert (row["reduces"], row["early"], row["early_share"]) == (3, 2, pytest.approx(0.2))
 
 
-def test_early_all_reduces_of_metrics_are_not_of_gradients() -> None:
+def test_early_all_reduces_of_metrics_do_not_count_as_gradients() -> None:
     own = step(call(0.1, is_early=True, phase="other", size_bytes=8), passes=3)
     assert EXCHANGE.of(tables_of([report(rank, 2 * [own]) for rank in (0, 1)]))[0]["early"] == 0
 
 
-def test_all_reduces_of_divided_layers_are_no_gradients() -> None:
+def test_all_reduces_of_divided_layers_do_not_count_as_gradients() -> None:
     layers = [call(0.01, phase=phase, size_bytes=64) for phase in ("forward", "backward") for _ in range(20)]
     row = EXCHANGE.of(tables_of([report(rank, 2 * [step(*layers)]) for rank in (0, 1)]))[0]
     assert (row["reduces"], row["small"], row["small_share"]) == (0, 0, 0.0)
 
 
 @pytest.mark.parametrize(("count", "share"), [(7, 0.0), (8, 0.08)])
-def test_few_small_calls_are_no_transfer(count: int, share: float) -> None:
+def test_few_small_calls_do_not_count_as_transfer(count: int, share: float) -> None:
     calls = [call(0.01, size_bytes=64, phase="other") for _ in range(count)]
     row = EXCHANGE.of(tables_of([report(rank, 2 * [step(*calls)]) for rank in (0, 1)]))[0]
     assert row["transfer_share"] == pytest.approx(share)
@@ -168,7 +168,7 @@ def test_steps_that_only_waited_for_a_core_have_a_share_of_searching(marked: int
     assert row["search_share"] == share
 
 
-def test_rank_with_most_of_the_tokens_is_told_by_uneven_exchanges() -> None:
+def test_uneven_exchanges_show_the_rank_with_most_tokens() -> None:
     def of(rank: int) -> RankReport:
         received = 700 if rank else 100
         calls = call(0.01, "all_to_all", received=received), call(0.5 - 0.4 * rank, "all_to_all", received=400)

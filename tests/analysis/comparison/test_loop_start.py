@@ -31,11 +31,11 @@ def test_first_steps_that_are_slow_are_counted_in_spite_of_noise() -> None:
         [*[0.019] * 20, *[0.01] * 40],  # less than twice as slow
     ],
 )
-def test_loop_with_a_usual_begin_has_no_slow_one(times_s: list[float]) -> None:
+def test_loop_with_usual_first_steps_has_no_slow_start(times_s: list[float]) -> None:
     assert slow_start(times_s, len(times_s) // 2) is None
 
 
-def test_noise_is_no_slow_begin() -> None:
+def test_noise_does_not_count_as_a_slow_start() -> None:
     for seed in range(50):
         rng = random.Random(seed)
         assert slow_start([rng.lognormvariate(0, 0.5) for _ in range(60)], 30) is None

@@ -67,7 +67,7 @@ OUTPUTS: dict[str, Callable[[RunRecord], str]] = {
 
 
 @pytest.mark.parametrize("output", OUTPUTS)
-def test_output_of_a_loop_shows_its_division(output: str) -> None:
+def test_output_of_a_loop_shows_the_division_of_its_time(output: str) -> None:
     assert DIVISION in " ".join(OUTPUTS[output](evaluated()).split())
 
 
@@ -104,7 +104,7 @@ def test_profiled_loop_and_other_cells_have_no_line() -> None:
     assert "steps took" not in render([profiled]) + render([built_in])
 
 
-def test_evaluation_every_tenth_step_is_neither_instability_nor_a_short_warmup() -> None:
+def test_evaluation_in_each_tenth_step_gives_no_caveat_of_noise_or_short_warmup() -> None:
     timed = [0.02 * (1 + 0.01 * (i % 3 - 1)) + (0.4 if i % 5 == 0 else 0.0) for i in range(40)]
     record = loop(timed, warmup=0)
     assert record.measurement

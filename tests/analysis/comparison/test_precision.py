@@ -56,7 +56,7 @@ def test_gains_count_tokens_of_all_ranks_and_synchronize_time() -> None:
     assert row["synchronize_s"] > 0
 
 
-def test_gain_is_the_ratio_of_the_two_steps_beside_it() -> None:
+def test_gain_is_the_ratio_of_the_two_step_times_in_its_row() -> None:
     records = [r for r in read_records(PROFILES / "precision_speed")[0] if r.is_timing]
     checked = 0
     for cell in precision.by_cell(records, precision.TIMED).values():

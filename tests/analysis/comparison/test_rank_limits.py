@@ -31,7 +31,7 @@ def late(**known: Any) -> Any:
 @pytest.mark.parametrize(
     ("queued_s", "is_late"), [(0.0, True), (0.125 - 1 / 64, True), (0.25, False)], ids=["none", "less", "all"]
 )
-def test_rank_is_late_if_its_own_work_takes_half_of_the_delay(queued_s: float, is_late: bool) -> None:
+def test_rank_is_late_if_its_own_work_explains_half_of_the_delay(queued_s: float, is_late: bool) -> None:
     assert (late(queued_s=queued_s) is not None) is is_late
 
 
@@ -66,7 +66,7 @@ def test_batch_of_1_2_times_the_others_explains_more_work(elements: float | None
         ({"forward": 0.0, "other": 0.25, "input": 0.5}, "input"),
     ],
 )
-def test_kind_of_work_that_takes_half_of_the_delay_is_its_cause(works: dict[str, float], work: str) -> None:
+def test_kind_of_work_that_explains_half_of_the_delay_is_its_cause(works: dict[str, float], work: str) -> None:
     assert late(works=works, elements=None)["work"] == work
 
 
@@ -138,7 +138,7 @@ def test_small_all_reduces_count_if_half_of_all_are(large: int, share: float) ->
 
 
 @pytest.mark.parametrize(("parameter_bytes", "early"), [(8 * MIB, 1), (8 * MIB + 2, 0), (0, 0)])
-def test_all_reduces_of_half_of_the_parameters_are_of_gradients(parameter_bytes: int, early: int) -> None:
+def test_all_reduces_with_half_of_the_parameters_count_as_gradients(parameter_bytes: int, early: int) -> None:
     row = exchange(call(0.25, phase="other", is_early=True), parameter_bytes=parameter_bytes)
     assert (row["are_gradients"], row["early"], row["early_share"]) == (bool(early), early, 0.25 * early)
 
@@ -156,7 +156,7 @@ def test_transfer_is_the_lower_quartile_of_the_steps() -> None:
     assert EXCHANGE.of(tables)[0]["transfer_share"] == 0.25
 
 
-def test_search_is_that_of_the_rank_with_the_least_while_it_had_a_core() -> None:
+def test_search_time_is_the_least_of_all_ranks_that_had_a_core() -> None:
     known: Any = {"marked": 9, "marking_s": 0.0625, "bucket_bytes": [64]}
     row = exchange(call(0.25, is_gradients=True), search_s=0.0625, queued_s=0.5, unused=3, **known)
     assert (row["search_share"], row["marks_share"], row["unused"]) == (pytest.approx(0.25), 0.125, 3)
@@ -199,7 +199,7 @@ GEMM, ADD, LOADS = (KERNELS, "matmul"), (KERNELS, "elementwise"), (INPUT, "")
         ({}, {}, ""),
     ],
 )  # fmt: skip
-def test_work_that_takes_half_of_the_delay_longer_is_its_cause(
+def test_work_that_explains_half_of_the_delay_is_its_cause(
     own: dict[tuple[str, str], Work], usual: dict[tuple[str, str], Work], cause: str
 ) -> None:
     assert told(own, [usual, usual]).startswith(cause)
@@ -239,11 +239,11 @@ def compared(error: float | None, between: float | None, loss: float | None = No
         (compared(None, 0.0), "failed"),
     ],
 )
-def test_strategy_is_as_one_process_up_to_its_limits(row: Any, same: str) -> None:
+def test_strategy_equals_one_process_within_the_limits(row: Any, same: str) -> None:
     assert same_as_one_process(row) == same
 
 
-def test_strategy_whose_code_failed_has_a_row() -> None:
+def test_strategy_with_failing_code_has_a_row() -> None:
     config = RunConfig(workload="strategy_error", strategy="ddp_flat", world_size=2)
     rows = judged([
         RunRecord("key", config.to_dict(), "error", reason="KeyError"), RunRecord("key", config.to_dict(), "timeout"),

@@ -156,7 +156,7 @@ def test_calls_without_sequence_numbers_are_matched_by_order(tmp_path: Path, job
         assert {**row, "file": ""} == pytest.approx({**same, "file": ""})
 
 
-def test_call_that_one_rank_lacks_is_left_out(paths: list[Path], job: Merged) -> None:
+def test_call_missing_on_one_rank_is_left_out(paths: list[Path], job: Merged) -> None:
     ranks = [replace(job.ranks[0], collectives=job.ranks[0].collectives[1:]), *job.ranks[1:]]
     again = merged(ranks)
     assert len(again.matches) == len(job.matches) - 1
@@ -234,7 +234,9 @@ def test_collective_is_known_by_any_of_its_names(name: str, collective: str) -> 
         ("send", (10, 10), "Float", None),
     ],
 )
-def test_size_of_a_message(name: str, counts: tuple[int, int], dtype: str, size: int | None) -> None:
+def test_size_of_a_message_is_read_from_the_trace(
+    name: str, counts: tuple[int, int], dtype: str, size: int | None
+) -> None:
     assert Message(name, "", 4, 1, *counts, dtype).size_bytes == size
 
 

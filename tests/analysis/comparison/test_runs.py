@@ -124,7 +124,7 @@ def test_phase_that_no_matched_cell_has_is_rejected() -> None:
         ([], r"^phases is \[\]; give a list of at least one phase"),
     ],
 )
-def test_phases_that_are_no_list_of_names_are_rejected(phases: Sequence[str], message: str) -> None:
+def test_phases_other_than_a_list_of_names_are_rejected(phases: Sequence[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         compare([record(BASE, 1.0)], [record(BASE, 2.0, 1)], phases)
 
@@ -142,7 +142,7 @@ def test_run_with_only_failed_and_profiled_cells_was_not_timed() -> None:
         compare([], [record(BASE, 1.0)])
 
 
-def test_run_whose_losses_are_nan_is_rejected_with_the_cause() -> None:
+def test_run_with_nan_losses_is_rejected_with_the_cause() -> None:
     broken = replace(record(BASE, 1.0), warnings=(Caveat("nan-loss", "the loss is NaN", "r"),))
     message = (
         "the candidate has no valid timing, because its loss is NaN or infinite; lower the learning rate or use "
@@ -421,7 +421,7 @@ def test_cells_of_different_workloads_are_not_compared_silently() -> None:
     assert compare(run("loop train"), run("loop train")).doubts == []
 
 
-def test_trace_beside_a_missing_file_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+def test_comparison_of_a_trace_with_a_missing_file_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     trace = str(Path(__file__).parents[2] / "data" / "kineto_h200_step.json.gz")
     assert main(["compare", trace, "nowhere"]) == 2
     assert "nowhere does not exist; give two traces, or two runs" in capsys.readouterr().err

@@ -37,7 +37,7 @@ def test_verdict_compares_the_fastest_cell_with_the_first_with_its_interval() ->
 
 
 @pytest.mark.parametrize("walls", [around(0.1), around(0.1005, 0.05)])
-def test_difference_within_the_noise_is_none(walls: list[float]) -> None:
+def test_difference_within_the_noise_is_reported_as_no_difference(walls: list[float]) -> None:
     text = verdict([timed(around(0.1, 0.05), attention="naive"), timed(walls, attention="sdpa_flash")])
     ratio, low, high = map(float, re.findall(r"\d\.\d\d", text.partition(": ")[2]))
     assert text.startswith("no difference is shown between naive and sdpa_flash: ")
@@ -45,7 +45,7 @@ def test_difference_within_the_noise_is_none(walls: list[float]) -> None:
     assert ratio == pytest.approx(1, abs=0.02)
 
 
-def test_noise_that_hides_a_doubling_is_named_in_place_of_a_difference() -> None:
+def test_noise_that_could_hide_a_factor_of_two_is_reported_instead_of_a_difference() -> None:
     records = [timed([0.1, 0.9] * 3, attention="naive"), timed([0.9, 0.1] * 3, attention="sdpa_flash")]
     assert verdict(records) == "too noisy: not even a doubling between naive and sdpa_flash would have been noticed"
 
@@ -61,11 +61,11 @@ def test_noise_that_hides_a_doubling_is_named_in_place_of_a_difference() -> None
         [timed(around(0.1), attention="naive"), replace(timed(around(0.2), attention="sdpa_math"), measurement=None)],
     ],
 )
-def test_cells_that_differ_in_more_or_in_nothing_have_no_verdict(records: list[RunRecord]) -> None:
+def test_cells_that_differ_in_several_fields_or_none_have_no_verdict(records: list[RunRecord]) -> None:
     assert verdict(records) == ""
 
 
-def test_slower_candidate_makes_the_baseline_the_faster_one() -> None:
+def test_verdict_names_the_baseline_as_faster_if_the_candidate_is_slower() -> None:
     assert verdict([timed(around(0.1), attention="naive"), timed(around(0.2), attention="sdpa_math")]).startswith(
         "naive is 2.00 ("
     )

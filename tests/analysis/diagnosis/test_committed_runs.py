@@ -59,7 +59,7 @@ def test_no_bound_is_above_a_measured_remedy(run: Path) -> None:
         assert diagnosis.at_best is None or then >= BROKEN * diagnosis.at_best, (config, diagnosis.sentence, then)
 
 
-def test_bounds_are_held_against_many_pairs() -> None:
+def test_many_pairs_check_the_bounds() -> None:
     assert sum(1 for run in RUNS for _ in followed(read_records(run)[0])) > 100
 
 

@@ -36,7 +36,7 @@ def record(results: Any, measurement: Measurement | None = None, **config: Any) 
     return made
 
 
-def test_nothing_gains_nothing() -> None:
+def test_diagnosis_without_duration_has_share_0() -> None:
     assert Diagnosis("", "", 0.0, 0.0).share == 0.0
     assert Diagnosis("", "", 4.0, 1.0).share == 0.75
 
@@ -61,7 +61,7 @@ def test_evidence_without_times_or_memory_is_empty() -> None:
     assert not of(overlap=[{"step_s": 5.0}]).is_empty
 
 
-def test_wait_for_a_batch_is_no_longer_than_the_gpu_is_idle() -> None:
+def test_wait_for_a_batch_is_limited_by_the_idle_time_of_the_gpu() -> None:
     ranges = [{"range": "input", "total_s": 3.0}, {"range": "enumerate(DataLoader)#x", "total_s": 8.0}]
     gaps = [{"device": 0, "cause": "launch-bound", "time_s": 1.0}, {"device": 0, "cause": "copy", "time_s": 1.0}]
     assert of(ranges=ranges).input_s == 3.0
@@ -81,7 +81,7 @@ def test_rows_of_phases_are_chosen_by_family_and_phase() -> None:
     assert evidence.rows_of("copy", without=["optimizer"]) == rows[:1]
 
 
-def test_setting_is_known_of_what_ran_or_of_a_workload_that_uses_it() -> None:
+def test_setting_is_known_from_the_results_or_if_the_workload_uses_it() -> None:
     own = RunConfig(workload="mine.py:step", batch_size=7)
     ran: Any = [{"uses": "precision batch_size", "strategy": "fsdp"}]
     assert Evidence(config=own).setting("batch_size") is None
@@ -114,7 +114,7 @@ def test_compiled_kernels_show_by_name_or_setting(kernel: str, compile: str, com
         ({"hardware_flops": 2.0}, {"peak_flops_per_s": 0.0}, None),
     ],
 )
-def test_least_time_of_a_phase_is_that_of_its_flops_or_bytes(cost: Any, ceiling: Any, floor_s: float | None) -> None:
+def test_least_time_of_a_phase_follows_from_its_flops_or_bytes(cost: Any, ceiling: Any, floor_s: float | None) -> None:
     evidence = of(cost=[{"phase": "backward", "hardware_flops": 9e9}, {"phase": "forward", **cost}], ceiling=[ceiling])
     assert evidence.floor_s("forward") == floor_s
     assert evidence.floor_s("loss") is None
@@ -122,7 +122,7 @@ def test_least_time_of_a_phase_is_that_of_its_flops_or_bytes(cost: Any, ceiling:
 
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf, None, "1", [1]])
-def test_row_with_a_number_that_is_none_is_left_out(bad: Any) -> None:
+def test_row_with_an_unknown_number_is_left_out(bad: Any) -> None:
     (good,) = whole({"gaps": [{"device": 0, "cause": "copy", "time_s": 0.0}]})["gaps"]
     without = {name: value for name, value in good.items() if name != "time_s"}
     rows = [good, good | {"time_s": bad}, good | {"cause": None}, without]
@@ -152,7 +152,7 @@ def test_timed_and_profiled_records_of_a_cell_are_judged_together() -> None:
     assert (untimed.tables, untimed.measurement) == ({}, None)
 
 
-def test_memory_that_a_step_may_fill_is_its_limit_else_that_of_the_device() -> None:
+def test_usable_memory_is_the_memory_limit_or_the_device_memory() -> None:
     big = replace(record({}, measured()), environment=replace(ENVIRONMENT, device_memory_bytes=80 * GIB, device="cuda"))
     assert of_records([big]).device_bytes == 80 * GIB
     limited = replace(big, config=RunConfig(memory_limit_bytes=40 * GIB).to_dict())
@@ -163,7 +163,7 @@ def test_memory_that_a_step_may_fill_is_its_limit_else_that_of_the_device() -> N
 
 
 @pytest.mark.parametrize(("batches", "cells"), [((2, 4), "2 of 2 cells have this cause"), ((2,), None)])
-def test_cells_with_a_cause_are_counted_where_there_are_several(batches: tuple[int, ...], cells: str | None) -> None:
+def test_cells_with_the_same_cause_are_counted(batches: tuple[int, ...], cells: str | None) -> None:
     config = RunConfig(model=preset("tiny"), precision="bf16", device="cuda", profiler="kineto")  # type: ignore[arg-type]
     gaps = [{"device": 0, "cause": "launch-bound", "time_s": 0.04}]
     bound = [record(traced(gaps=gaps)) for _ in batches]
@@ -191,7 +191,7 @@ def phase_row(phase: str, reserved: int, peak: int | None = None, peak_reserved:
         ([phase_row("forward", 20, 8, 20), phase_row("loss", 9), phase_row("end", 9)], "forward", 8, 20),
     ],
 )
-def test_peak_of_a_record_is_that_of_its_highest_phase(
+def test_peak_of_a_record_is_its_highest_phase(
     rows: list[dict[str, Any]], phase: str, peak: int, reserved: int | None
 ) -> None:
     memory = of_records([record({"memory_phases": rows}, profiler="memory", workload="own.py:step")]).memory
@@ -200,7 +200,7 @@ def test_peak_of_a_record_is_that_of_its_highest_phase(
     assert memory.reserved_bytes == (None if reserved is None else reserved * GIB)
 
 
-def test_categories_of_a_forecast_are_those_at_its_highest_moment() -> None:
+def test_categories_of_a_forecast_are_taken_at_its_peak() -> None:
     sizes = [(1, "forward", "activations", 5), (1, "forward", "logits_and_loss", 3), (1, "backward", "gradients", 7)]
     forecast = [
         {"step": step, "phase": phase, "component": component, "peak_bytes": size}
@@ -214,7 +214,7 @@ def test_categories_of_a_forecast_are_those_at_its_highest_moment() -> None:
 
 
 @pytest.mark.parametrize("caveat", ["nan-loss", "profiled", "unstable", "few-samples"])
-def test_loop_has_a_remedy_for_each_caveat_but_few_samples(caveat: str) -> None:
+def test_loop_has_a_remedy_for_each_caveat_except_few_samples(caveat: str) -> None:
     """That of few samples depends on the loop's length, and stands in the record."""
     loop, step = (Evidence(config=config) for config in (LOOP, RunConfig()))
     assert step.remedy(caveat) == REMEDIES[caveat]
@@ -225,7 +225,7 @@ def test_loop_has_a_remedy_for_each_caveat_but_few_samples(caveat: str) -> None:
         assert (loop.remedy(caveat) == step.remedy(caveat)) is (caveat == "nan-loss")
 
 
-def test_logits_of_a_snapshot_are_what_loss_made_and_the_last_layer_keeps(tmp_path: Path) -> None:
+def test_logits_of_a_snapshot_include_tensors_of_the_loss_and_the_last_layer(tmp_path: Path) -> None:
     """Loss makes 4,096 bytes that backward frees, and 1,024 that it frees itself at the peak."""
     loss = [{"filename": "model.py", "line": 2, "name": "loss_fn"}]
     events = [
@@ -238,14 +238,14 @@ def test_logits_of_a_snapshot_are_what_loss_made_and_the_last_layer_keeps(tmp_pa
     assert (memory.peak_bytes, memory.of(LOGITS), memory.of("activations"), memory.phase) == (6656, 5120, 1536, "loss")
 
 
-def test_snapshot_without_a_peak_is_no_evidence(tmp_path: Path) -> None:
+def test_snapshot_without_a_peak_gives_no_evidence(tmp_path: Path) -> None:
     one = [event("alloc", A, 2048, 1)]
     assert of_snapshot(attribute(replayed(tmp_path, one)), UNNAMED).is_empty
     assert not of_snapshot(attribute(replayed(tmp_path, [*one, event("alloc", B, 512, 2)])), UNNAMED).is_empty
 
 
 @pytest.mark.parametrize("spare", [-1, 0, 1])
-def test_recomputation_is_found_where_the_step_fits_without_it(spare: int) -> None:
+def test_recomputation_is_a_cause_if_the_step_fits_without_it(spare: int) -> None:
     evidence = PLANTED["recomputation"][0]
     assert evidence.config is not None
     needed = needed_bytes(replace(evidence.config, device="cuda", checkpoint="none"))

@@ -35,7 +35,7 @@ def order(*found: Diagnosis) -> list[str]:
 
 
 @pytest.mark.parametrize(("takes", "share"), [(-1.0, 0.0), (0.25, 0.25), (3.0, 1.0)])
-def test_share_is_between_nothing_and_all(takes: float, share: float) -> None:
+def test_share_is_between_0_and_1(takes: float, share: float) -> None:
     assert Diagnosis("", "", 1.0, takes=takes).share == share
     assert Diagnosis("", "", -1.0, takes=takes).share == 0.0
 
@@ -47,7 +47,7 @@ def test_row_has_numbers_in_the_unit_of_its_diagnosis_alone() -> None:
     ]  # fmt: skip
 
 
-def test_causes_are_ordered_by_what_they_take_of_the_loop() -> None:
+def test_causes_are_ordered_by_their_share_of_the_loop() -> None:
     assert order(cause("a", 0.5), cause("b", 0.75, weight=1.0)) == ["b", "a"]
     assert order(cause("a", 0.5), cause("b", 0.75, weight=0.5)) == ["a", "b"]
     assert order(cause("a", 0.75, then="then"), cause("b", 0.5)) == ["b", "a"]
@@ -66,7 +66,7 @@ def test_free_remedy_comes_before_a_costly_one_from_a_tenth_on(share: float, is_
     assert (found[0] == "free") is is_first
 
 
-def test_largest_of_all_ranks_stands_for_a_cause() -> None:
+def test_cause_found_on_several_ranks_shows_the_largest() -> None:
     small, large = cause("leak", 0.5), replace(cause("leak", 0.25), now=2.0)
     answers = {"rank 0": Answer((small,), ("what",), "the peak"), "rank 1": Answer((large, cause("other", 0.5)))}
     found = together(answers, "ranks")
@@ -164,7 +164,7 @@ def test_remedy_that_saves_a_fiftieth_gains(then_s: float, is_gain: bool) -> Non
         assert told.endswith("was measured: 981 ms instead of 1.00 s, no gain")
 
 
-def test_range_of_a_measured_remedy_is_that_of_its_rounds() -> None:
+def test_range_of_a_measured_remedy_spans_its_rounds() -> None:
     rounds = [cell([0.5, 0.3, 0.7, 0.2, 0.6, 0.4], 2, compile="default"), cell([0.8, 0.45], compile="default")]
     told = with_measured(
         replace(cause("a", 0.5), options={"compile": ["default"]}), RunConfig(), timed_cells([cell([1.0]), *rounds])
@@ -207,7 +207,7 @@ def recorded(runs: Sequence[tuple[float, float, float]] = (), calls: Sequence[An
         ("rocprofv3", {"launch-bound": 0.9}, None),
     ],
 )
-def test_step_without_the_profiler_is_shorter_by_what_it_slows_down_launches(
+def test_step_without_the_profiler_is_shorter_by_the_slowdown_of_launches(
     profiler: str, gaps: dict[str, float], expected: tuple[float, float] | None
 ) -> None:
     rows: Any = [{"device": 0, "cause": name, "time_s": time_s} for name, time_s in gaps.items()]
@@ -237,7 +237,7 @@ def test_launch_bound_share_is_of_the_phases_that_end_with_their_launches() -> N
     assert timed(measurement=Measurement("cuda_event", (), 0.0)).launch_bound_share == 0.0
 
 
-def test_usual_share_is_what_slow_steps_leave() -> None:
+def test_share_of_usual_steps_is_the_rest_after_slow_steps() -> None:
     start_up, slow = Apart("start-up", (0,), 5.0, 1.0), Apart("slow", (3, 4), 2.0, 1.0)
     usual = recorded(apart=(start_up, slow), total_s=8.0)
     assert Evidence(usual=usual).usual_share == 0.75
@@ -275,7 +275,7 @@ def test_kernels_of_a_step_without_a_duration_take_no_time() -> None:
 
 
 @pytest.mark.parametrize(("share", "is_torch"), [(0.5, True), (0.499, False)])
-def test_families_are_mostly_of_torch_from_half_of_their_time_on(share: float, is_torch: bool) -> None:
+def test_kernels_count_as_torch_s_from_half_of_their_time_on(share: float, is_torch: bool) -> None:
     of: Any = {"at::native::add": share, "fused": 1 - share, "at::native::copy": 9.0}
     rows: Any = [
         {"kernel": name, "family": "copy" if "copy" in name else "elementwise", "time_s": time_s}
@@ -285,7 +285,7 @@ def test_families_are_mostly_of_torch_from_half_of_their_time_on(share: float, i
     assert Evidence().mostly_torch(["elementwise"])
 
 
-def test_remedies_have_options_for_a_cell_of_a_command_alone() -> None:
+def test_remedies_name_options_only_for_cells_of_a_command() -> None:
     config = RunConfig(precision="bf16", optimizer="adamw_fused", attention="sdpa_flash")  # type: ignore[arg-type]
     gaps: Any = [{"device": 0, "cause": "launch-bound", "time_s": 0.04}]
     bound = with_tables(gaps=gaps)

@@ -109,7 +109,7 @@ def test_exchange_with_a_fault_is_named_first(code: str) -> None:
         ({"wrapper": "FSDP", "transfer_share": 0.3}, "gather and reduce in bf16 (MixedPrecisionPolicy), prefetch"),
     ],
 )
-def test_remedy_fits_what_wraps_the_model(known: Any, remedy: str) -> None:
+def test_remedy_matches_the_wrapper_of_the_model(known: Any, remedy: str) -> None:
     assert apply_rules(ranks(known)).diagnoses[0].remedy.startswith(remedy)
 
 
@@ -122,7 +122,7 @@ def test_healthy_exchange_has_no_cause(known: Any) -> None:
     assert found.nothing == "nothing found that would save more than 5% of the step's time"
 
 
-def test_experts_are_named_in_place_of_the_straggler() -> None:
+def test_experts_are_named_instead_of_the_straggler() -> None:
     found = apply_rules(ranks(late={"work": "batch", "batch_times": 7.0, "received_times": 1.75})).diagnoses
     assert [one.code for one in found] == ["imbalanced-experts"]
     assert found[0].cause == (
@@ -135,7 +135,7 @@ def answer(other_s: float, late: Any = None) -> Answer:
     return apply_rules(ranks(None, late, loop_ranks=busy, own_python=[own("metrics", 8, 0.03)]))
 
 
-def test_own_python_is_of_the_rank_that_the_others_wait_for() -> None:
+def test_own_python_is_shown_for_the_rank_that_others_wait_for() -> None:
     assert [one.code for one in answer(0.03).diagnoses] == ["own-python"]
     assert (
         answer(0.03)

@@ -281,7 +281,7 @@ def causes(evidence: Evidence) -> tuple[Diagnosis, ...]:
 
 
 @pytest.mark.parametrize("fault", PLANTED)
-def test_planted_fault_of_a_loop_is_found_alone_with_its_bound(fault: str) -> None:
+def test_planted_fault_of_a_loop_is_the_only_cause_and_has_its_bound(fault: str) -> None:
     evidence, at_best, sentence = PLANTED[fault]
     (found,) = causes(evidence)
     assert (found.code, found.sentence) == (fault, sentence)
@@ -289,7 +289,7 @@ def test_planted_fault_of_a_loop_is_found_alone_with_its_bound(fault: str) -> No
     assert found.evidence
 
 
-def test_sound_loop_has_no_cause() -> None:
+def test_healthy_loop_has_no_cause() -> None:
     sound = {"outcome": [outcome()], "own_python": [own("augment", 8, 0.002)], "garbage_collection": [collected(0.01)],
              "padding": [PADDED | {"share": 0.1}], "updates": [updates()],
              "own_tools": [under(extra_s=0.1)]}  # fmt: skip
@@ -299,7 +299,7 @@ def test_sound_loop_has_no_cause() -> None:
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-def test_rule_of_a_loop_speaks_on_one_side_of_its_limit(limit: str) -> None:
+def test_rule_of_a_loop_gives_a_diagnosis_on_one_side_of_its_limit(limit: str) -> None:
     silent, speaking = LIMITS[limit]
     assert causes(loop(silent)) == ()
     assert [each.code for each in causes(loop(speaking))] == [limit.partition(":")[0]]
@@ -315,12 +315,12 @@ def test_rule_of_a_loop_speaks_on_one_side_of_its_limit(limit: str) -> None:
      ({"learning_rate": None}, "changes no weight in 24 steps: find what restores the weights"),
      ({"changed": 4, "cleared": 13}, "no gradient comes to AdamW in 13 steps that were looked at: the gradients are")],
 )  # fmt: skip
-def test_reason_of_weights_that_do_not_change(known: dict[str, Any], words: str) -> None:
+def test_cause_explains_why_weights_do_not_change(known: dict[str, Any], words: str) -> None:
     (found,) = causes(loop({"updates": [updates(**{"changed": 0} | known)]}))
     assert found.sentence.removeprefix("AdamW ").startswith(words)
 
 
-def test_model_that_is_trained_by_no_optimizer_is_named() -> None:
+def test_model_without_an_optimizer_is_named() -> None:
     tables = {"updates": [updates(changed=0, missing=13)], "unused_gradients": [UNHELD]}
     found = causes(loop(tables))
     assert [each.code for each in found] == ["no-update", "unused-gradients"]
@@ -331,13 +331,13 @@ def test_model_that_is_trained_by_no_optimizer_is_named() -> None:
 
 
 @pytest.mark.parametrize("known", [{"fault": "NaN"}, {"skipped_steps": 9, "optimizer_steps": 20}])
-def test_weights_after_a_loss_without_a_number_or_skipped_steps_are_not_judged(known: dict[str, Any]) -> None:
+def test_weights_are_not_judged_after_a_nan_loss_or_skipped_steps(known: dict[str, Any]) -> None:
     tables = {"outcome": [outcome(**known)], "updates": [updates(changed=0)]}
     assert "no-update" not in [each.code for each in causes(loop(tables))]
 
 
 @pytest.mark.parametrize("known", [{"fault": "NaN"}, {"losses": 25, "early_loss": 1.0, "late_loss": 1e6}])
-def test_gradients_that_are_not_cleared_come_before_what_they_lead_to(known: dict[str, Any]) -> None:
+def test_uncleared_gradients_come_before_their_consequences(known: dict[str, Any]) -> None:
     found = causes(loop({"outcome": [outcome(**known)], "updates": [updates(stale=12)]}))
     assert found[0].code == "gradients-not-cleared"
     assert len(found) == 2
@@ -351,7 +351,7 @@ def test_profiler_in_all_steps_has_an_unknown_cost() -> None:
     assert causes(loop({"own_tools": [under(extra_s=-0.1)]})) == ()
 
 
-def test_result_of_a_repeated_call_that_is_used_is_the_same() -> None:
+def test_repeated_call_with_a_used_result_is_reported_with_the_same_result() -> None:
     (found,) = causes(loop({"repeated_calls": [repeated(used=12)]}))
     assert found.sentence.startswith("Net is called twice with the same input in a step, with the same result: call it")
 
@@ -367,7 +367,7 @@ def test_result_of_a_repeated_call_that_is_used_is_the_same() -> None:
      ("requests.post", "fetch in advance, or send"), ("pd.concat", "keep the values in a list"),
      (None, "do it less often")],
 )  # fmt: skip
-def test_remedy_of_own_python_follows_from_what_is_called(call: str | None, remedy: str) -> None:
+def test_remedy_of_own_python_depends_on_the_called_functions(call: str | None, remedy: str) -> None:
     (found,) = causes(loop({"own_python": [own("step", 8, 0.05, call)]}, other=0.06))
     assert found.remedy.startswith(remedy)
     (later,) = causes(loop({"slow_steps": [slow(calls=call, without_gradients=False)]}))
@@ -381,7 +381,7 @@ def test_remedy_of_own_python_follows_from_what_is_called(call: str | None, reme
      ("time.sleep", "remove the pause"), ("json.loads", "prepare batches in the workers"),
      ("subprocess.run", "prepare batches in the workers")],
 )  # fmt: skip
-def test_remedy_of_prepared_batches_follows_from_what_is_called(call: str, remedy: str) -> None:
+def test_remedy_of_batch_preparation_depends_on_the_called_functions(call: str, remedy: str) -> None:
     row = own("get_batch", 8, 0.06, call) | {"feeds_model": True}
     (found,) = causes(loop({"own_python": [row]}, other=0.06))
     assert (found.code, found.remedy.startswith(remedy)) == ("batch-preparation", True)
@@ -445,7 +445,7 @@ def test_prepared_batches_and_other_own_python_share_the_time() -> None:
         ("batch-preparation", pytest.approx(0.4)), ("own-python", pytest.approx(0.2))]  # fmt: skip
 
 
-def test_kind_of_work_is_named_by_the_own_function_where_its_calls_tell_none() -> None:
+def test_kind_of_work_is_the_own_function_if_its_calls_do_not_show_it() -> None:
     (found,) = causes(loop({"own_python": [own("Trainer.update_metrics", 8, 0.05, "int")]}, other=0.06))
     assert found.sentence.startswith(
         "60% of the step is the script's own Python, which computes metrics: Trainer.update_metrics() at train.py:8, "
@@ -470,7 +470,7 @@ def test_other_time_without_samples_is_unknown() -> None:
     ]
 
 
-def test_garbage_collection_between_the_phases_is_no_own_python() -> None:
+def test_garbage_collection_between_phases_does_not_count_as_own_python() -> None:
     collector = own("garbage collector", 0, 0.045) | {"place": ""}
     tables = {"own_python": [collector, own("augment", 8, 0.01)], "garbage_collection": [collected(2.0)]}
     found = causes(loop(tables, other=0.06))
@@ -500,7 +500,7 @@ def test_collections_that_a_function_starts_belong_to_it(
         )
 
 
-def test_own_python_of_a_cell_that_is_no_loop_is_not_judged() -> None:
+def test_own_python_is_judged_only_for_loops() -> None:
     evidence = PLANTED["own-python"][0]
     assert causes(replace(evidence, config=RunConfig())) == ()
 
@@ -520,20 +520,20 @@ def test_slow_steps_that_were_not_sampled_have_no_place() -> None:
     assert found.sentence.startswith("50% of the loop is in every tenth step: see what the loop does there")
 
 
-def test_single_slow_step_comes_after_what_the_usual_steps_lose() -> None:
+def test_single_slow_step_comes_after_causes_in_the_usual_steps() -> None:
     """A step that is slow once, such as the first evaluation, is no cause in a training that lasts."""
     tables = {"slow_steps": [slow(steps=1, every=None, extra_s=7.0)], "own_python": [own("augment", 8, 0.02)]}
     assert [each.code for each in causes(loop(tables, other=0.03))] == ["own-python", "periodic-steps"]
 
 
-def test_steps_that_the_garbage_collector_makes_slow_have_its_rule() -> None:
+def test_steps_slowed_by_garbage_collection_have_a_rule() -> None:
     tables = {"slow_steps": [slow()], "garbage_collection": [collected(3.0)]}
     assert [each.code for each in causes(loop(tables))] == ["garbage-collection"]
     once = {"slow_steps": [slow()], "garbage_collection": [collected(3.0, in_steps=1)]}
     assert [each.code for each in causes(loop(once))] == ["periodic-steps"]
 
 
-def test_calls_of_phases_are_no_own_python() -> None:
+def test_calls_of_phases_do_not_count_as_own_python() -> None:
     around = own("calls of phases", 0, 0.055) | {"place": ""}
     assert causes(loop({"own_python": [around]}, other=0.06)) == ()
 
@@ -557,7 +557,7 @@ def test_growing_step_names_its_phase() -> None:
      ("tensors in storages of 768 KiB", "keep numbers (.item()) or copies (.clone()) in place of"),
      ("objects", "keep fewer of them")],
 )  # fmt: skip
-def test_remedy_of_growth_follows_from_what_is_kept(what: str, remedy: str) -> None:
+def test_remedy_of_growth_depends_on_the_kept_objects(what: str, remedy: str) -> None:
     (found,) = causes(loop({"growth": [growing("host memory", 1e9, 3e9, kept="losses", kept_tensors=what)]}))
     assert found.remedy.startswith(remedy)
 
@@ -574,7 +574,7 @@ def test_wait_for_a_batch_is_named_if_the_rest_of_the_step_varies_less(wait_s: f
 
 
 @pytest.mark.parametrize(("begun", "is_anew"), [(4, False), (5, True)])
-def test_loader_that_is_iterated_anew_in_each_step_is_named(begun: int, is_anew: bool) -> None:
+def test_loader_that_is_restarted_in_each_step_is_named(begun: int, is_anew: bool) -> None:
     phases = {"input": 0.05, "forward": 0.05}
     measurement = Measurement("monotonic", (Sample(0, False, 0.1, phases, phases),) * 10, 0.0)
     iterators = [{"steps": 10, "with_new": begun}]
@@ -614,7 +614,7 @@ def test_skipped_optimizer_steps_come_before_all_times(skipped: int, words: str 
         assert [each.code for each in others] == ["periodic-steps"]
 
 
-def test_loop_with_a_loss_that_is_no_number_needs_no_times() -> None:
+def test_nan_loss_of_a_loop_is_named_without_times() -> None:
     evidence = replace(loop({"outcome": [outcome(loss=None, fault="infinite")]}), measurement=None)
     (found,) = causes(evidence)
     assert found.sentence.startswith("the loss is infinite after the timed steps")

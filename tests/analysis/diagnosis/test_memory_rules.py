@@ -106,7 +106,7 @@ def test_causes_that_are_not_the_largest_are_named_too() -> None:
     assert gradients.cause == "gradients of the last step take 11% of the memory at the peak, in backward"
 
 
-def test_gradients_that_the_optimizer_still_needs_are_not_those_of_the_last_step() -> None:
+def test_gradients_that_the_optimizer_needs_do_not_count_as_left_from_the_last_step() -> None:
     """The peak is in a pass without a backward, between this step's backward and its update."""
     assert [one.code for one in answer(FAULTS / "kept_outputs.pickle.gz").diagnoses] == ["leak"]
 
@@ -147,7 +147,7 @@ FAILED = {
 
 
 @pytest.mark.parametrize("fault", FAILED)
-def test_request_that_failed_says_what_was_free_and_what_would_make_room(fault: str) -> None:
+def test_failed_request_names_free_memory_and_what_to_free(fault: str) -> None:
     (only,) = answer(FAULTS / f"{fault}.pickle.gz").diagnoses
     assert only.code == "out-of-memory"
     assert FAILED[fault] in only.sentence
@@ -172,7 +172,7 @@ def failed(write: Write, asked: int, free: int, frames: tuple[Any, ...] = FORWAR
     return answer(write(data))
 
 
-def test_room_is_made_by_what_lacks(write_snapshot: Write) -> None:
+def test_remedy_of_a_failed_request_names_the_bytes_to_free(write_snapshot: Write) -> None:
     pieces = failed(write_snapshot, 3 * GIB, 0).diagnoses[0].remedy
     assert pieces.startswith(
         "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which makes the free pieces usable, or free 3.00 GiB "
@@ -215,13 +215,13 @@ def test_leak_needs_five_steps_and_names_its_line(write_snapshot: Write) -> None
     assert one.at_best == (64 + 80 + 3 + 1 + 30) * MIB  # the last step's may still be in use
 
 
-def test_leak_of_many_lines_of_forward_is_that_of_a_graph(write_snapshot: Write) -> None:
+def test_leak_from_many_lines_of_forward_is_a_kept_graph(write_snapshot: Write) -> None:
     (leak, *_) = answer(write_snapshot(looped(6, 2, rows=3).snapshot())).diagnoses
     assert leak.cause.startswith("6.00 MiB of each step's graph stay alive")
 
 
 @pytest.mark.parametrize("moved_inside", [(), (frame("convert", "site-packages/torch/nn/modules/module.py"),)])
-def test_layers_of_one_forward_that_fails_are_no_leak(write_snapshot: Write, moved_inside: Any) -> None:
+def test_layers_of_a_single_failing_forward_are_not_a_leak(write_snapshot: Write, moved_inside: Any) -> None:
     allocator = CachingAllocator(recording=True)
     for _ in range(12):  # one line of a loop calls every layer
         for line in (7, 8, 9):
@@ -249,7 +249,7 @@ def test_temporaries_of_an_update_parameter_by_parameter_are_named(
 
 
 @pytest.mark.parametrize(("line", "inner"), [(41, ()), (44, (frame("softmax", "site-packages/torch/functional.py"),))])
-def test_what_the_function_of_a_softmax_keeps_is_of_its_scores(write_snapshot: Write, line: int, inner: Any) -> None:
+def test_tensors_kept_by_a_softmax_function_count_as_scores(write_snapshot: Write, line: int, inner: Any) -> None:
     allocator = CachingAllocator(recording=True)
     softmax = (frame("softmax", "site-packages/torch/functional.py"),)
     kept = [
@@ -264,7 +264,7 @@ def test_what_the_function_of_a_softmax_keeps_is_of_its_scores(write_snapshot: W
     assert found[0].cause == "attention's score matrices take 76% of the memory at the peak"
 
 
-def test_tensor_that_each_step_replaces_by_a_longer_one_is_no_leak(write_snapshot: Write) -> None:
+def test_tensor_replaced_by_a_longer_one_in_each_step_is_not_a_leak(write_snapshot: Write) -> None:
     """Build a cache of keys and values that torch.cat makes longer."""
     allocator = CachingAllocator(recording=True)
     cache = allocator.alloc(8 * MIB, FORWARD)
@@ -278,7 +278,7 @@ def test_tensor_that_each_step_replaces_by_a_longer_one_is_no_leak(write_snapsho
 
 
 @pytest.mark.parametrize(("frames", "codes"), [(MAIN, ["unused-graph"]), (MODULE, [])])
-def test_frees_inside_a_module_are_its_local_variables_and_no_graph(
+def test_tensors_freed_inside_a_module_are_local_variables_and_not_a_graph(
     write_snapshot: Write, frames: tuple[Any, ...], codes: list[str]
 ) -> None:
     allocator = CachingAllocator(recording=True)
@@ -313,7 +313,7 @@ moves = st.lists(st.tuples(st.integers(0, 7), st.integers(1, 40), st.sampled_fro
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(moves)
-def test_any_history_gives_bounds_below_its_peak(tmp_path: Path, made: list[tuple[int, int, Any]]) -> None:
+def test_bounds_of_any_history_are_below_its_peak(tmp_path: Path, made: list[tuple[int, int, Any]]) -> None:
     """Allocate, or free one of the allocations, in any phase."""
     allocator, held = CachingAllocator(recording=True), list[int]()
     for action, size, frames in made:
@@ -328,7 +328,7 @@ def test_any_history_gives_bounds_below_its_peak(tmp_path: Path, made: list[tupl
         assert one.sentence
 
 
-def test_remedy_that_moves_the_peak_gains_only_what_the_events_say(write_snapshot: Write) -> None:
+def test_remedy_that_moves_the_peak_gains_only_the_difference_in_the_events(write_snapshot: Write) -> None:
     """Without its activations the first moment of 90 MiB is followed by one of 80 MiB, which has none."""
     allocator = CachingAllocator(recording=True)
     held = [allocator.alloc(15 * MIB, (frame("forward", line=line), *MAIN)) for line in range(6)]
@@ -341,7 +341,7 @@ def test_remedy_that_moves_the_peak_gains_only_what_the_events_say(write_snapsho
     assert (found.code, found.at_best) == ("kept-activations", 82 * MIB)
 
 
-def test_whole_segments_without_a_block_in_use_are_no_fragmentation(write_snapshot: Write) -> None:
+def test_unused_whole_segments_do_not_count_as_fragmentation(write_snapshot: Write) -> None:
     """The allocator returns them by itself before a request fails."""
     a, b, c = (n << 40 for n in (1, 2, 3))
     events = [event("segment_alloc", a, 10 * GIB, 1), event("segment_alloc", b, 10 * GIB, 2)]
@@ -369,7 +369,7 @@ def passes(weights: int, copied: int, times: int = 3) -> CachingAllocator:
     return allocator
 
 
-def test_copies_of_weights_are_told_by_their_sizes(write_snapshot: Write) -> None:
+def test_copies_of_weights_are_found_by_their_sizes(write_snapshot: Write) -> None:
     """Autocast keeps them without gradients too, so that they are no unused graph."""
     (found,) = answer(write_snapshot(passes(weights=6, copied=5).snapshot())).diagnoses
     assert (found.code, found.at_best) == ("weight-copies", None)
@@ -457,7 +457,7 @@ def test_forecast_is_silent_where_the_formula_misses_the_measured_cell() -> None
     assert Forecast(config, predicted).peak(checkpoint="nonsense") is None
 
 
-def test_bound_without_a_snapshot_is_what_else_is_alive_at_the_peak() -> None:
+def test_bound_without_a_snapshot_is_the_other_memory_at_the_peak() -> None:
     memory = MemoryUse(100 * GIB, None, "optimizer", {"foreach temporaries": 30 * GIB, "optimizer state": 40 * GIB})
     told = {one.code: one.at_best for one in apply_rules(Evidence(memory=memory, judged="the peak")).diagnoses}
     assert told == {"optimizer-state": 60 * GIB, "foreach-temporaries": 70 * GIB}
@@ -491,7 +491,7 @@ def test_copies_of_the_weights_are_counted_and_their_lines_named(write_snapshot:
     )
 
 
-def test_one_copy_is_one_and_the_weights_themselves_are_none(write_snapshot: Write) -> None:
+def test_copies_of_the_weights_do_not_include_the_weights_themselves(write_snapshot: Write) -> None:
     assert (
         with_models(write_snapshot, ["deepcopy"])
         .causes[0]
@@ -500,14 +500,14 @@ def test_one_copy_is_one_and_the_weights_themselves_are_none(write_snapshot: Wri
     assert with_models(write_snapshot, []).causes == []
 
 
-def test_moments_of_an_own_optimizer_are_no_copies_of_the_weights(write_snapshot: Write) -> None:
+def test_moments_of_an_own_optimizer_do_not_count_as_copies_of_weights(write_snapshot: Write) -> None:
     assert "model-copies" not in [
         one.code for one in with_models(write_snapshot, ["zeros_like", "zeros_like"]).diagnoses
     ]
 
 
 @pytest.mark.parametrize(("size_gib", "first"), [(10, "kept-gradients"), (9, "optimizer-state")])
-def test_waste_comes_before_remedies_that_cost_something_unless_it_is_small(size_gib: int, first: str) -> None:
+def test_unused_memory_comes_first_before_remedies_with_a_cost_unless_it_is_small(size_gib: int, first: str) -> None:
     categories = {"optimizer state": 40 * GIB, "gradients": size_gib * GIB}
     found = apply_rules(Evidence(memory=MemoryUse(100 * GIB, None, "forward", categories), judged="the peak"))
     assert found.diagnoses[0].code == first

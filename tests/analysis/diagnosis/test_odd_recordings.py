@@ -56,7 +56,7 @@ def test_recording_without_its_last_kernels_is_judged_up_to_the_last_one(tmp_pat
     assert apply_rules(of_profile(found)).causes[0].startswith("100% of the step is matrix products in fp32")
 
 
-def test_pause_of_a_program_that_already_ran_is_no_start_up(tmp_path: Path) -> None:
+def test_pause_of_a_program_that_ran_before_the_recording_is_not_start_up(tmp_path: Path) -> None:
     program = Program()
     for _ in range(40):
         program.launch(1 * MS)
@@ -91,7 +91,7 @@ def test_cold_recording_counts_short_first_uses_and_the_silence_between_them(tmp
         (108, 128, ""),
     ],
 )
-def test_few_and_small_blocks_are_told_by_the_number_of_multiprocessors(
+def test_few_or_small_blocks_are_compared_with_the_number_of_multiprocessors(
     tmp_path: Path, grid: int, block: int, cause: str
 ) -> None:
     program = Program()
@@ -177,7 +177,7 @@ def test_host_that_reads_managed_memory_page_by_page_is_named(tmp_path: Path, co
     assert not named or "the host reads managed memory back page by page, after the last kernel (1,000 moves" in named
 
 
-def test_host_that_fills_managed_memory_is_no_start_up(tmp_path: Path) -> None:
+def test_filling_managed_memory_does_not_count_as_start_up(tmp_path: Path) -> None:
     program = Program()
     program.event("cuda_runtime", "cudaMallocManaged", program.now, 200 * MS)
     program.now += 3 * SECOND
@@ -243,7 +243,7 @@ def test_processes_of_one_file_that_communicate_are_merged_as_ranks(
         ("cpu_op", "aten::addmm", "the trace has no kernels; record on a machine with a GPU"),
     ],
 )
-def test_trace_without_kernels_tells_what_it_holds(tmp_path: Path, category: str, name: str, reason: str) -> None:
+def test_trace_without_kernels_lists_its_contents(tmp_path: Path, category: str, name: str, reason: str) -> None:
     program = Program()
     arguments = {"bytes": 100_000_000, "device": 0, "stream": 7} if category == "gpu_memcpy" else {}
     program.event(category, name, program.now, 10 * MS, **arguments)
@@ -255,7 +255,7 @@ def test_trace_without_kernels_tells_what_it_holds(tmp_path: Path, category: str
 
 
 @pytest.mark.parametrize(("threads", "cause"), [(1, "unused-tensor-cores"), (32, "small-grids")])
-def test_block_that_no_product_of_a_library_has_tells_no_small_grid(tmp_path: Path, threads: int, cause: str) -> None:
+def test_block_size_unknown_in_libraries_gives_no_small_grid(tmp_path: Path, threads: int, cause: str) -> None:
     """A converted file may have 1 for each extent that it does not know."""
     program = Program()
     for _ in range(30):

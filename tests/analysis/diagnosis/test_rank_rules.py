@@ -102,7 +102,7 @@ def test_rank_behind_others_that_are_as_slow_gains_little() -> None:
     assert late.takes == late.now - late.at_best
 
 
-def test_one_rank_asks_for_the_others_and_is_not_told_to_use_what_it_uses() -> None:
+def test_trace_of_one_rank_suggests_analyzing_all_ranks_and_no_option_already_used() -> None:
     found = by_code(apply_rules(of_profile(traced("late_host"))))["exposed-communication"]
     assert found.sentence == (
         "66% of the traced step (58.7 ms of 89.6 ms) is communication without computation beside it, waiting for other "
@@ -112,7 +112,7 @@ def test_one_rank_asks_for_the_others_and_is_not_told_to_use_what_it_uses() -> N
 
 
 @pytest.mark.parametrize("name", ["tensor_parallel", "experts"])
-def test_inference_is_not_told_about_backward(name: str) -> None:
+def test_inference_gets_no_advice_about_backward(name: str) -> None:
     for number in (0, 1):
         for one in apply_rules(of_profile(traced(name, number))).diagnoses:
             assert not re.search("backward|DistributedDataParallel", one.sentence)
@@ -125,7 +125,7 @@ def test_waits_of_a_pipeline_are_not_also_exposed_communication() -> None:
     assert "exposed-communication" not in codes
 
 
-def test_all_reduces_of_each_pass_are_needed_in_the_last_alone() -> None:
+def test_only_the_all_reduces_of_the_last_pass_are_needed() -> None:
     found = by_code(apply_rules(of_profile(traced("accumulation"))))["gradient-accumulation"]
     assert found.cause == ("gradients are averaged in each of 4 passes per update: 60 of 80 all-reduces are not needed")
     assert "DistributedDataParallel.no_sync()" in found.remedy
@@ -143,7 +143,7 @@ def test_command_begins_with_the_answer_and_says_how_each_rank_waits(capsys: pyt
     ) in words
 
 
-def test_ranks_without_matched_collectives_leave_who_waits_unknown() -> None:
+def test_waiting_is_unknown_if_no_collective_matches_across_ranks() -> None:
     job = merged([rank(0, call(0.1, 0.2, name="send")), rank(1, call(0.1, 0.2, name="recv"))])
     answer = apply_rules(Evidence(job=job))
     assert answer.unknowns == (
@@ -172,7 +172,7 @@ USUAL = {INPUT: Work(0.02), PYTHON: Work(0.02), OPERATORS: Work(0.02, 10), KERNE
 
 
 @pytest.mark.parametrize("case", CAUSES)
-def test_cause_is_what_the_last_rank_does_longer(case: str) -> None:
+def test_cause_is_the_work_that_takes_the_last_rank_longer(case: str) -> None:
     own, words = CAUSES[case]
     others = [works(**{kind: USUAL[kind] for kind, _ in own}) for _ in range(3)]
     found = longer(own, others, 0.03)
@@ -248,7 +248,7 @@ def test_exposed_time_of_calls_at_once_counts_once_and_without_computation() -> 
 
 
 @pytest.mark.parametrize("code", TRIED)
-def test_step_of_one_rank_has_no_fault_of_several(code: str) -> None:
+def test_step_of_one_rank_has_no_causes_of_several_ranks(code: str) -> None:
     assert code not in codes(Evidence(config=RunConfig()))
     assert code not in codes(sends(25 << 20, 25 << 20))
     even = [call(0.1, 0.2, name="all_to_all", received=8) for _ in range(2)]
@@ -342,7 +342,7 @@ def without_sizes(job: Merged) -> Merged:
     return replace(job, ranks=ranks, matches=tuple(unknown))
 
 
-def test_computation_between_all_to_alls_tells_the_experts_that_their_sizes_tell() -> None:
+def test_uneven_experts_are_found_by_computation_between_all_to_alls() -> None:
     job, _ = of_ranks([traced("experts", number) for number in (0, 1)])
     assert imbalance(job, 1) == "receives 1.5 times the mean of all ranks in all-to-all"
     assert imbalance(without_sizes(job), 1) == (

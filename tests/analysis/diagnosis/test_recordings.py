@@ -183,7 +183,7 @@ def test_host_time_is_named_by_the_users_python_function_where_stacks_are_record
     assert "(100% in augment() at train.py:88)" in found.causes[0]
 
 
-def test_waits_that_the_profiler_explains_are_no_cause(tmp_path: Path) -> None:
+def test_waits_explained_by_the_profiler_are_not_a_cause(tmp_path: Path) -> None:
     """The GPU waits 20% of the recorded step; without the profiler the host would be faster than the GPU."""
     program = Program()
 
@@ -293,7 +293,7 @@ def test_launches_without_a_kernel_show_that_there_was_a_gpu(tmp_path: Path) -> 
     assert found.nothing.startswith("nothing was judged: the profiler recorded 40 launches and no kernel")
 
 
-def test_start_up_that_leaves_hardly_any_work_of_a_range_comes_first(tmp_path: Path) -> None:
+def test_start_up_comes_first_if_a_range_has_hardly_any_other_work(tmp_path: Path) -> None:
     """The range holds a compilation, which its name does not tell, and 50 short kernels after it."""
     program = Program()
     program.launch(3.0, call=3e6)
@@ -352,7 +352,7 @@ def copied(program: Program, lasts: float, memory: str) -> None:
 
 
 @pytest.mark.parametrize(("memory", "remedy"), [("Pageable", "pin the host's memory"), ("Pinned", "copy less")])
-def test_copies_from_pinned_memory_are_not_told_to_pin_it(tmp_path: Path, memory: str, remedy: str) -> None:
+def test_copies_from_pinned_memory_get_no_advice_to_pin_it(tmp_path: Path, memory: str, remedy: str) -> None:
     program = Program()
 
     def body(number: int) -> None:
@@ -372,7 +372,7 @@ def test_rtx_card_without_a_known_data_sheet_has_tensor_cores(tmp_path: Path, gp
     assert codes(answer(program, tmp_path)) == ["unused-tensor-cores"] * found
 
 
-def test_work_of_the_host_between_two_waits_is_no_synchronisation(tmp_path: Path) -> None:
+def test_host_work_between_two_waits_does_not_count_as_synchronisation(tmp_path: Path) -> None:
     """Without the waits the host would run ahead, but what the GPU waits for is the host's own work."""
     program = Program()
 
@@ -387,7 +387,7 @@ def test_work_of_the_host_between_two_waits_is_no_synchronisation(tmp_path: Path
     assert found.causes[0].startswith("20% of the step the GPU is idle while the host makes no CUDA call")
 
 
-def test_replay_that_removes_other_causes_is_no_expectation_of_one(tmp_path: Path) -> None:
+def test_replay_that_also_removes_other_causes_gives_no_expectation(tmp_path: Path) -> None:
     """In the range the host first works for 10 ms and then allocates for 40 ms; without the range both are gone."""
     program = Program()
 
@@ -406,7 +406,7 @@ def test_replay_that_removes_other_causes_is_no_expectation_of_one(tmp_path: Pat
     assert "not below 90 ms, now 100 ms" in found.causes[1]
 
 
-def test_answer_without_a_cause_in_the_usual_steps_begins_with_that(tmp_path: Path) -> None:
+def test_answer_begins_by_saying_that_the_usual_steps_have_no_cause(tmp_path: Path) -> None:
     program = Program()
 
     def body(number: int) -> None:
@@ -442,7 +442,7 @@ def test_launches_that_last_until_their_kernel_ends_are_named(tmp_path: Path, bl
 @pytest.mark.parametrize(
     ("call", "code"), [("cudaHostAlloc", "pinned-allocation"), ("cudaMalloc", "device-allocation")]
 )
-def test_allocation_of_the_host_is_told_from_that_of_the_device(tmp_path: Path, call: str, code: str) -> None:
+def test_allocations_on_host_and_device_are_distinguished(tmp_path: Path, call: str, code: str) -> None:
     program = Program()
 
     def body(_: int) -> None:
@@ -488,7 +488,7 @@ def test_iterations_that_a_program_numbers_are_its_steps(tmp_path: Path) -> None
     assert "64% of the step the GPU is idle while the host loads the next batch" in found.causes[0]
 
 
-def test_short_start_up_and_a_long_copy_are_no_cause(tmp_path: Path) -> None:
+def test_short_start_up_with_a_long_copy_is_not_a_cause(tmp_path: Path) -> None:
     """A recording begins with a copy of 20 ms, a tenth of the work after it."""
     program = Program()
     program.event("cuda_runtime", "cudaMemcpyAsync", program.now, 20e3)

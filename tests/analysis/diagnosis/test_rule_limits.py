@@ -244,7 +244,7 @@ LIMITS: dict[str, tuple[Evidence, Evidence]] = {
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-def test_rule_speaks_from_its_limit_on(limit: str) -> None:
+def test_rule_gives_a_diagnosis_from_its_limit_on(limit: str) -> None:
     silent, speaking = LIMITS[limit]
     rule = limit.partition(":")[0]
     assert (found(rule, silent), isinstance(found(rule, speaking), Diagnosis)) == (None, True)
@@ -497,7 +497,7 @@ ORDINALS = {2: "second", 3: "third", 4: "fourth", 5: "fifth", 6: "sixth", 7: "se
 
 
 @pytest.mark.parametrize("every", ORDINALS)
-def test_period_of_slow_steps_is_in_words(every: int) -> None:
+def test_period_of_slow_steps_is_written_out(every: int) -> None:
     assert steps_of(slow(every=every)) == f"every {ORDINALS[every]} step"  # type: ignore[arg-type]
 
 

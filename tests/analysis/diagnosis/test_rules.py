@@ -411,7 +411,7 @@ def test_rule_begins_at_its_threshold(rule: str, silent: Evidence, found: Eviden
     assert (find(silent), find(found) is not None) == (None, True)
 
 
-def test_gain_below_5_percent_is_not_worth_a_sentence() -> None:
+def test_gain_below_5_percent_gives_no_sentence() -> None:
     assert causes(gap("launch-bound", 0.0049)) == []
     assert [one.code for one in causes(gap("launch-bound", 0.0051))] == ["launch-bound"]
 
@@ -434,7 +434,7 @@ LOOP = RunConfig(workload="loop mine", world_size=2)
         ("fsdp", ("compute_dtype=bf16",), "use a larger batch for each rank"),
     ],
 )
-def test_remedy_of_exposed_communication_is_not_what_the_cell_does_already(
+def test_remedy_of_exposed_communication_is_not_an_option_already_used(
     strategy: str, args: tuple[str, ...], remedy: str
 ) -> None:
     evidence, *_ = PLANTED["exposed-communication, of a rank"]
@@ -461,7 +461,7 @@ COMPILE = "compile (torch.compile; --compile), or capture the step in a CUDA gra
         ({}, COMPILE),
     ],
 )
-def test_remedy_of_a_launch_bound_cell_is_one_that_it_takes(changed: dict[str, Any], remedy: str) -> None:
+def test_remedy_of_a_launch_bound_cell_is_an_option_that_it_accepts(changed: dict[str, Any], remedy: str) -> None:
     evidence = timed(RunConfig(precision="bf16", **changed), measured(lag=0.01))  # type: ignore[arg-type]
     found = {one.code: one for one in causes(evidence)}
     assert found["launch-bound"].remedy == remedy
@@ -504,7 +504,7 @@ def test_clean_step_has_no_diagnosis(clean: Evidence) -> None:
 
 
 @pytest.mark.parametrize(("around", "found"), [((20, 20), ["fragmentation"]), ((9, 20), []), ((20, 15), [])])
-def test_reserved_memory_of_a_record_counts_where_it_is_that_at_the_peak(
+def test_reserved_memory_of_a_record_counts_only_if_measured_at_the_peak(
     around: tuple[int, int], found: list[str]
 ) -> None:
     """The highest of a phase in which reserved memory changes may be at another time than the allocated peak."""
@@ -517,7 +517,7 @@ def test_reserved_memory_of_a_record_counts_where_it_is_that_at_the_peak(
     assert [one.code for one in diagnose(record).diagnoses] == found
 
 
-def test_unknown_nothing_to_gain_and_nothing_judged_are_three_answers() -> None:
+def test_answers_distinguish_unknown_from_nothing_to_gain_and_nothing_judged() -> None:
     assert apply_rules(Evidence()) == diagnose([]) == NO_ANSWER
     on_cpu: Any = {"overhead": [{"recorded_s": 0.2, "not_recorded_s": 0.1}], "ranges": []}
     of_cpu = diagnose(RunRecord("key", RunConfig(profiler="kineto").to_dict(), "ok", results=on_cpu))
@@ -536,7 +536,7 @@ def test_nothing_else_to_gain_is_said_after_a_cause_outside_the_usual_steps() ->
     assert not apply_rules(PLANTED["host-time"][0]).nothing
 
 
-def test_wait_for_the_batch_is_not_blamed_on_launches() -> None:
+def test_wait_for_the_batch_does_not_count_as_launch_bound() -> None:
     evidence, *_ = PLANTED["data-input"]
     assert [found.code for found in causes(evidence)] == ["data-input"]
 
@@ -732,7 +732,7 @@ def with_experiments(evidence: Evidence, *rows: dict[str, Any]) -> Evidence:
 
 
 @pytest.mark.parametrize("fault", ["launch-bound", "launch-bound, timed"])
-def test_time_on_the_device_alone_is_what_a_graph_is_expected_to_give(fault: str) -> None:
+def test_expected_time_under_a_graph_is_the_time_on_the_device_alone(fault: str) -> None:
     evidence = with_experiments(PLANTED[fault][0], experiment("device-only", 0.05))
     (found, *_) = causes(evidence)
     assert found.code == "launch-bound"
@@ -756,7 +756,7 @@ def test_remedy_without_gain_in_its_experiment_is_not_named() -> None:
     assert "launch-bound" not in {found.code for found in causes(evidence)}
 
 
-def test_skipped_experiment_is_no_expectation() -> None:
+def test_skipped_experiment_gives_no_expectation() -> None:
     row = experiment("device-only", 0.05) | {"time_s": None, "low_s": None, "high_s": None, "skipped": "no step"}
     evidence = with_experiments(PLANTED["launch-bound"][0], row)
     assert evidence.experiment("device-only") is None
@@ -775,7 +775,7 @@ def test_products_in_bf16_replace_those_of_the_step() -> None:
     assert (found.expected.value, found.expected.how) == (pytest.approx(0.03), "measured")
 
 
-def test_part_of_a_step_that_waits_for_the_host_gives_no_expectation_of_it() -> None:
+def test_part_gives_no_expectation_if_the_step_waits_for_the_host() -> None:
     waiting = with_tables(kernels=FP32_GEMM, gaps=[{"device": 0, "cause": "launch-bound", "time_s": 0.04}])
     evidence = with_experiments(waiting, experiment("products", 0.01, "bf16", baseline_s=0.05))
     assert with_part(evidence, "products", "bf16") is None
@@ -789,7 +789,7 @@ def test_part_of_a_step_that_waits_for_the_host_gives_no_expectation_of_it() -> 
 @pytest.mark.parametrize(
     ("submit_s", "factor", "is_told"), [(0.02, 1.0, True), (0.02, 1.43, True), (0.025, 1.43, False)]
 )
-def test_part_gives_no_expectation_of_a_step_that_would_wait_for_the_host(
+def test_part_gives_no_expectation_if_the_step_would_then_wait_for_the_host(
     submit_s: float, factor: float, is_told: bool
 ) -> None:
     sample = Sample(0, False, STEP_S, {"forward": STEP_S}, {"forward": submit_s})

@@ -102,7 +102,7 @@ LIMITS: dict[str, tuple[Evidence, Evidence]] = {
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-def test_rule_speaks_on_one_side_of_its_limit(limit: str) -> None:
+def test_rule_gives_a_diagnosis_on_one_side_of_its_limit(limit: str) -> None:
     rule, (silent, speaking) = limit.partition(":")[0], LIMITS[limit]
     assert found(rule, silent) is None
     assert found(rule, speaking) is not None

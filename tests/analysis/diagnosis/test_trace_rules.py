@@ -70,7 +70,7 @@ def test_casts_come_before_the_elementwise_kernels_from_their_threshold_on(tmp_p
         ("triton_poi_fused__to_copy_3", True),
     ],
 )
-def test_casts_are_told_from_copies_by_name(name: str, is_cast: bool) -> None:
+def test_casts_and_copies_are_distinguished_by_name(name: str, is_cast: bool) -> None:
     assert bool(CAST_KERNEL.search(name)) == is_cast
 
 
@@ -122,9 +122,7 @@ def test_product_that_the_memory_limits_is_not_slow(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("share", "is_named"), [(0.11, True), (0.09, False)])
-def test_without_shapes_the_kernels_name_tells_sizes_that_are_not_aligned(
-    tmp_path: Path, share: float, is_named: bool
-) -> None:
+def test_without_shapes_kernel_names_show_unaligned_sizes(tmp_path: Path, share: float, is_named: bool) -> None:
     found = multiplied(tmp_path, (1000 * (1 - share), PRODUCT, None), (1000 * share, MISALIGNED, None))
     assert codes(found) == (["slow-products"] if is_named else [])
     if is_named:
@@ -196,12 +194,12 @@ def test_evaluation_in_each_fourth_step_is_named_by_its_range(tmp_path: Path) ->
     )
 
 
-def test_forward_passes_without_a_name_are_told_from_training(tmp_path: Path) -> None:
+def test_forward_passes_without_a_name_are_distinguished_from_training(tmp_path: Path) -> None:
     found = with_slow_steps(tmp_path, passes(90))
     assert "every fourth step: forward passes without backward: evaluate" in found.causes[0]
 
 
-def test_update_of_accumulated_gradients_is_no_slow_step(tmp_path: Path) -> None:
+def test_update_of_accumulated_gradients_does_not_count_as_a_slow_step(tmp_path: Path) -> None:
     assert codes(with_slow_steps(tmp_path, passes(90, "Optimizer.step#AdamW.step", phase="optimizer"))) == []
 
 
@@ -232,7 +230,7 @@ FLASH = "void flash::flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<128> >(Par
     ],
     ids=["ten steps", "by 1.4 times", "by 1.2 times", "too few steps", "attention"],
 )
-def test_step_that_grows_is_named_with_the_kernel_that_does(
+def test_growing_step_is_named_with_its_growing_kernel(
     tmp_path: Path, kernel: str, per_step_us: float, count: int, named: bool
 ) -> None:
     def body(step: int) -> None:
@@ -395,7 +393,7 @@ def copied(program: Program, direction: str, lasts: float) -> None:
         "less back",
     ],
 )
-def test_update_by_the_cpu_is_told_by_its_copies(
+def test_update_on_the_cpu_is_found_by_its_copies(
     tmp_path: Path, copies: tuple[str, str], update: str, named: bool
 ) -> None:
     program = Program()
@@ -424,7 +422,7 @@ def test_update_by_the_cpu_is_told_by_its_copies(
         assert "of the step the CPU updates the weights while the GPU computes nothing, 25% of it in" in found.causes[0]
 
 
-def test_kernels_that_all_become_slower_tell_of_the_clock_and_not_of_growing_work(tmp_path: Path) -> None:
+def test_slowdown_of_all_kernels_means_a_lower_clock_and_not_growing_work(tmp_path: Path) -> None:
     program = Program()
 
     def body(step: int) -> None:

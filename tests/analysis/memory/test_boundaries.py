@@ -38,7 +38,7 @@ LOSS = [{"filename": "model.py", "line": 2, "name": "loss_fn"}]
 
 
 @pytest.mark.parametrize(("last", "left"), [(("free_requested", A), 1), (("alloc", B + 4096), 3)])
-def test_block_that_the_last_event_frees_is_not_there_at_the_end(
+def test_block_freed_by_the_last_event_is_not_alive_at_the_end(
     tmp_path: Path, last: tuple[str, int], left: int
 ) -> None:
     events = [event("alloc", A, 512, 1), event("alloc", B, 512, 2), event(*last, 512, 3)]
@@ -69,7 +69,7 @@ def made(start: int, end: int, category: str, size: int = 512) -> Attributed:
     return Attributed(Allocation(start, end, A + max(start, 0) * 4096, size, size, 0), category, None, None)
 
 
-def test_most_gradients_at_once_count_those_that_follow_others() -> None:
+def test_number_of_gradients_is_the_most_alive_at_once() -> None:
     gradients = [made(0, 1, GRADIENTS), made(2, 9, GRADIENTS), made(1, 9, GRADIENTS), made(3, 4, GRADIENTS, 1024)]
     assert gradient_sizes([*gradients, made(5, 9, "temporaries")]) == {512: 2, 1024: 1}
 
@@ -98,7 +98,7 @@ def test_state_before_recording_may_be_twice_as_wide_as_the_weights(sets: int, o
     assert (names.count("parameters"), names.count("optimizer state")) == (3, state)
 
 
-def test_weight_twice_as_large_as_another_is_no_state() -> None:
+def test_weight_twice_as_large_as_another_does_not_count_as_state() -> None:
     gradients = [made(0, 9, GRADIENTS), made(1, 9, GRADIENTS, 1024)]
     before = [made(-1, 9, BEFORE_RECORDING), made(-1, 9, BEFORE_RECORDING, 1024)]
     names = [one.category for one in _before_by_size([*gradients, *before])[0]]
@@ -158,7 +158,7 @@ def test_allocation_without_stack_is_of_backward_if_others_have_one(
     assert attribute(replayed(tmp_path, events)).places[0].phase == phase
 
 
-def test_phases_of_a_category_come_the_largest_first(tmp_path: Path) -> None:
+def test_phases_of_a_category_are_sorted_largest_first(tmp_path: Path) -> None:
     for sizes in ((512, 2048), (2048, 512)):
         events = [event("alloc", A + n * 4096, size, n, frames=(FORWARD, LOSS)[n]) for n, size in enumerate(sizes)]
         rows = composition(attribute(replayed(tmp_path, events)), UNNAMED)
@@ -184,7 +184,7 @@ def test_stacks_of_a_page_are_numbered_from_the_empty_one(tmp_path: Path) -> Non
     assert [page["frames"][n] for n in down] == [f"deep.py:{n} down" for n in range(MOST_FRAMES)]
 
 
-def test_blocks_before_recording_of_another_size_stay_so() -> None:
+def test_blocks_from_before_recording_with_another_size_keep_their_category() -> None:
     found, _ = _before_by_size([made(0, 9, GRADIENTS), made(-1, 9, BEFORE_RECORDING, 1024),
                                 made(-1, 9, BEFORE_RECORDING)])  # fmt: skip
     assert sorted((one.allocation.bytes, one.category) for one in found if one.allocation.start == -1) == [
@@ -215,7 +215,7 @@ def test_backward_without_any_stack_is_noted(
     assert any(note.startswith("backward: allocations with no Python frame") for note in found.notes) is noted
 
 
-def test_freed_block_is_no_neighbour(tmp_path: Path) -> None:
+def test_freed_block_does_not_count_as_a_neighbour(tmp_path: Path) -> None:
     """Less than a mebibyte is left of the segment, which the block gets."""
     for is_freed, given in ((True, 4 * MIB), (False, 3 * MIB + 512 * 1024)):
         events = [event("segment_alloc", A, 4 * MIB), event("alloc", A, 2 * MIB, 1),
@@ -226,7 +226,7 @@ def test_freed_block_is_no_neighbour(tmp_path: Path) -> None:
         assert (last.requested_bytes, last.bytes) == (3 * MIB + 512 * 1024, given)
 
 
-def test_block_that_was_there_has_no_stack(tmp_path: Path) -> None:
+def test_block_from_before_recording_has_no_stack(tmp_path: Path) -> None:
     events = [event("free_requested", A, 512, 1), event("free_completed", A, 512, 2), event("alloc", B, 512, 3)]
     found = attribute(replayed(tmp_path, events))
     before, later = found.allocations
@@ -288,7 +288,7 @@ def test_segments_of_fifty_thousand_blocks_are_drawn(tmp_path: Path, blocks: int
     assert (page["hidden_segments"], len(page["segments"])) == (hidden, 2 - hidden)
 
 
-def test_metadata_has_what_is_alive_at_the_peak_under_it(tmp_path: Path) -> None:
+def test_metadata_row_has_its_memory_at_the_peak(tmp_path: Path) -> None:
     """The second of three allocations is freed as the peak is reached by the third."""
     events = [
         event("alloc", A, 512, 1, user_metadata="a"), event("alloc", A + 4096, 1024, 2, user_metadata="a"),
@@ -316,7 +316,7 @@ def test_segment_that_came_or_went_just_before_the_failed_request_counts(
 
 
 @pytest.mark.parametrize(("sizes", "peaks"), [((512, 1024), [False, True]), ((512, 0), [True, False])])
-def test_stretch_that_the_peak_begins_or_ends_holds_it(
+def test_interval_that_begins_or_ends_with_the_peak_contains_it(
     tmp_path: Path, sizes: tuple[int, int], peaks: list[bool]
 ) -> None:
     events = [event("alloc", A, sizes[0], 1, frames=FORWARD)]

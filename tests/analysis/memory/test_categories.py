@@ -209,7 +209,7 @@ def test_weight_of_a_workspace_size_is_a_parameter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("weights", "category"), [(0, "workspaces"), (3, "gradients")])
-def test_workspace_of_backward_is_no_gradient_unless_parameters_have_its_size(
+def test_workspace_of_backward_is_a_gradient_only_if_parameters_have_its_size(
     tmp_path: Path, weights: int, category: str
 ) -> None:
     """The recording ends after one step, so no later forward tells that the block stays."""
@@ -367,7 +367,7 @@ def test_unknown_model_has_no_names(real: Attribution) -> None:
 
 
 @pytest.mark.parametrize("workload", ["mine.py:factory", "loop train"])
-def test_model_of_ones_own_never_gets_the_names_of_a_preset(workload: str, tmp_path: Path) -> None:
+def test_users_own_model_never_gets_tensor_names_of_a_preset(workload: str, tmp_path: Path) -> None:
     assert tensor_names(large_model(tmp_path, 4)).note.startswith("names are guessed")
     config = RunConfig().to_dict() | {"workload": workload}
     data = {"schema_version": 1, "config": config, "max_allocated_bytes": None, "tensors": []}

@@ -179,7 +179,7 @@ A, B = 8 * MIB, 16 * MIB
         ([LARGE_BYTES - 512, B], [LARGE_BYTES // 2 - 256, B // 2], 0),
     ],
 )
-def test_copies_of_half_of_the_large_weights_of_two_sizes_are_autocast_s(
+def test_copies_of_half_of_the_large_weights_count_as_autocast_copies(
     tmp_path: Path, weights: list[int], made: list[int], copies: int
 ) -> None:
     assert len(weight_copies(history(tmp_path, autocast(*made), weights))) == copies
@@ -232,7 +232,7 @@ def test_copies_of_a_model_have_the_sizes_of_eight_gradients(
         assert (found.count, len(found.allocations)) == (len(lines), len(lines) * len(sizes))
 
 
-def test_first_set_is_a_copy_where_the_weights_are_older_than_the_recording(tmp_path: Path) -> None:
+def test_first_set_of_weights_is_a_copy_if_the_weights_are_older_than_the_recording(tmp_path: Path) -> None:
     do = modelled(EIGHT, [("deepcopy", 1.0)], before=True)
     assert model_copies(history(tmp_path, do)) is None
     found = model_copies(history(tmp_path, do, EIGHT))
@@ -269,7 +269,7 @@ def test_gradients_of_the_last_step_are_alive_in_the_next_forward(tmp_path: Path
     assert len(of[GRADIENTS]) == 6
 
 
-def test_peak_without_some_is_that_of_each_event(tmp_path: Path) -> None:
+def test_peak_without_some_allocations_is_found_over_all_events(tmp_path: Path) -> None:
     """2 MiB are there before the events; forward has 4 more MiB, and backward 3."""
 
     def do(allocator: CachingAllocator) -> None:

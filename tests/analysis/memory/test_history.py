@@ -73,7 +73,7 @@ def attributed(path: Path) -> Attribution:
     return attribute(replay(read(path)))
 
 
-def test_reserved_memory_is_that_at_the_peak(write_snapshot: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reserved_memory_is_taken_at_the_peak(write_snapshot: Write, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_snapshot(two_maxima())
     found = attributed(path)
     assert found.replay.reserved_at(found.replay.peak_event) == 5 * GIB
@@ -110,7 +110,7 @@ def test_snapshot_without_segments_has_no_reserved_memory(write_snapshot: Write)
 
 
 @pytest.mark.parametrize("later", [0, 10])
-def test_sum_of_devices_is_of_one_moment(write_snapshot: Write, later: int) -> None:
+def test_sum_of_devices_is_taken_at_one_moment(write_snapshot: Write, later: int) -> None:
     """The first device frees its memory after 8 µs; the other allocates at 3 µs, or at 13."""
     one = 1 << 40
     events = [event("segment_alloc", one, 8 * GIB, 2), event("alloc", one, 7 * GIB, 2)]
@@ -207,7 +207,7 @@ def test_history_that_begins_with_free_segments_alone_may_be_cut(count: int, cut
 
 
 @pytest.mark.parametrize("form", ["terminal", "html"])
-def test_time_that_is_damaged_is_refused(form: str, write_snapshot: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_time_is_refused(form: str, write_snapshot: Write, capsys: pytest.CaptureFixture[str]) -> None:
     data = two_maxima()
     data["device_traces"][0][1]["time_us"] = 1 << 62
     path = write_snapshot(data)
@@ -233,7 +233,7 @@ def test_comparison_says_that_a_peak_is_unknown(
     assert "memory at the peak" not in out
 
 
-def test_sidecar_of_several_devices_names_the_peak_of_none(write_snapshot: Write) -> None:
+def test_sidecar_with_several_devices_names_no_peak(write_snapshot: Write) -> None:
     data = two_maxima()
     data["segments"].append(copy.deepcopy(data["segments"][0]) | {"device": 1})
     data["device_traces"].append(copy.deepcopy(data["device_traces"][0]))

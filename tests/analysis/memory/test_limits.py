@@ -147,7 +147,7 @@ def test_history_of_a_round_number_of_events_was_cut(tmp_path: Path, events: int
 
 
 @pytest.mark.parametrize("count", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5])
-def test_highest_between_two_places_is_that_of_the_values(count: int) -> None:
+def test_highest_value_between_two_indexes_equals_max(count: int) -> None:
     values = [(n * 7919) % 1000 for n in range(count)]
     highest = _Highest(values)
     for first in (0, 1, BLOCK - 1, BLOCK, BLOCK + 1):
@@ -156,7 +156,7 @@ def test_highest_between_two_places_is_that_of_the_values(count: int) -> None:
                 assert highest.between(first, end) == max(values[first:end])
 
 
-def test_nested_and_touching_spans_are_one() -> None:
+def test_nested_and_adjacent_spans_are_merged() -> None:
     assert _joined([(5, 9), (0, 4), (4, 5), (11, 20), (12, 13)]) == [(0, 9), (11, 20)]
     assert _joined([]) == []
 
@@ -201,7 +201,7 @@ def test_annotation_has_what_was_allocated_under_it(tmp_path: Path) -> None:
         (0, None, False, "unknown: the snapshot lacks what was free"),
     ],
 )
-def test_request_of_ten_bytes_failed_for_a_cause(
+def test_failed_request_of_ten_bytes_has_a_cause(
     free: int | None, pieces: list[tuple[int, int]] | None, expandable: bool, cause: str
 ) -> None:
     found = _cause(OutOfMemory(0, 10, free, 0, 0), pieces, expandable)
@@ -217,7 +217,7 @@ def test_request_of_ten_bytes_failed_for_a_cause(
         (2, [], (TOO_LITTLE, 8)),
     ],
 )  # fmt: skip
-def test_request_of_ten_bytes_lacks_bytes_only_where_too_few_were_free(
+def test_failed_request_of_ten_bytes_lacks_memory_only_if_too_little_was_free(
     free: int | None, pieces: list[tuple[int, int]] | None, expected: tuple[str, int]
 ) -> None:
     assert why(OutOfMemory(0, 10, free, 0, 0), pieces) == expected
@@ -251,7 +251,7 @@ def test_holes_are_cut_out_of_intervals(holes: list[tuple[int, int]], left: list
     assert _without([(0, 10), (20, 30)], holes) == left
 
 
-def test_free_memory_of_a_failed_request_is_that_of_its_moment(tmp_path: Path) -> None:
+def test_free_memory_of_a_failed_request_is_taken_when_it_failed(tmp_path: Path) -> None:
     """At the request 30 MiB are reserved and 12 in use; before and after it segments come and go."""
     a, b, c = (n << 40 for n in (1, 2, 3))
     events = [
@@ -312,7 +312,7 @@ def stretches() -> list[Data]:
     ]  # fmt: skip
 
 
-def test_stretches_have_their_bytes_before_at_most_and_after(tmp_path: Path) -> None:
+def test_intervals_have_bytes_before_maximum_and_after(tmp_path: Path) -> None:
     found = attribute(replayed(tmp_path, stretches(), [segment(A, 8192, (A + 4096, 512))]))
     forward, backward = timeline(found, UNNAMED)
     assert (forward["phase"], forward["first_event"], forward["events"]) == ("forward", 0, 3)
@@ -373,7 +373,7 @@ def test_peaks_of_two_snapshots_differ_most_first(tmp_path: Path) -> None:
     assert sum(row["b_allocations"] for row in rows) == 3
 
 
-def test_sum_of_devices_is_highest_when_both_are(tmp_path: Path) -> None:
+def test_sum_of_devices_peaks_when_both_devices_peak(tmp_path: Path) -> None:
     """Device 0 has 1,024 and then 512 bytes more, of which 1,024 are freed before device 1 has 2,048."""
     first = [event("alloc", A, 1024, 10), event("alloc", A + 4096, 512, 20), event("free_completed", A, 1024, 30)]
     second = [event("alloc", B, 512, 15), event("alloc", B + 4096, 2048, 40)]
@@ -404,7 +404,9 @@ def test_page_has_a_column_for_each_number_of_an_allocation(tmp_path: Path) -> N
     assert [category < 0 for category in shown["category"]] == [True, False, True, False, True]
 
 
-def test_bands_hold_the_maximum_of_what_is_not_drawn_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bands_hold_the_maximum_of_allocations_not_drawn_separately(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(memory_timeline, "MOST_ALLOCATIONS", 0)
     monkeypatch.setattr(memory_timeline, "BINS", 10)
     events = [event("alloc", A, 1024, 0), event("alloc", A + 4096, 512, 45), event("free_completed", A, 1024, 60),

@@ -154,7 +154,7 @@ def test_a_range_of_the_host_can_be_removed() -> None:
     check(step, HostScaled(0.0, "augment"), (*FORWARD, Sync()))
 
 
-def test_a_batch_loaded_beforehand_leaves_the_rest_of_the_step() -> None:
+def test_loading_the_batch_beforehand_removes_only_loading_from_the_step() -> None:
     step = (*LOADED, *FORWARD, Sync())
     check(step, InputRemoved(), (*FORWARD, Sync()))
 
@@ -196,7 +196,7 @@ def test_copies_on_their_own_stream_delay_neither_kernels_nor_the_host() -> None
     check(step, CopiesOverlapped(), moved)
 
 
-def test_a_thread_that_works_at_the_same_time_takes_no_turns() -> None:
+def test_thread_that_works_in_parallel_does_not_delay_the_main_thread() -> None:
     beside = [one for _ in range(400) for one in (Host(3 * US), Launch(2 * US, 20, "softmax", 6 * US))]
     step = (*SHORT, Host(0.3 * MS), Sync(stream=7))
     trace, steps, _ = simulated(step, beside=beside)

@@ -46,7 +46,7 @@ def test_without_predictions_the_step_has_no_version_with_free_launches() -> Non
     assert [version.name for version in found.versions] == [RECORDED, REPLAYED]
 
 
-def test_nothing_replayed_has_no_picture() -> None:
+def test_no_replay_gives_no_picture() -> None:
     trace, steps, _ = simulated(STEP)
     trace.kernels.call[:] = UNKNOWN
     assert lanes(replayed(trace, steps)) is None

@@ -59,7 +59,7 @@ def prediction(replay: Replay, change: Change) -> float:
 
 @settings(max_examples=25)
 @given(programs(), st.sampled_from([0.3, 0.7, 2.0]))
-def test_durations_of_kernels(step: tuple[object, ...], factor: float) -> None:
+def test_prediction_of_scaled_kernels_equals_the_simulation(step: tuple[object, ...], factor: float) -> None:
     trace, steps, _ = simulated(step, machine=MACHINE)
     truth = simulated(times(step, factor), machine=MACHINE)[2]
     assert prediction(replayed(trace, steps), FamilyScaled("matmul", factor)) == pytest.approx(truth, rel=1e-6)
@@ -67,7 +67,7 @@ def test_durations_of_kernels(step: tuple[object, ...], factor: float) -> None:
 
 @settings(max_examples=25)
 @given(programs(), st.sampled_from([0.3, 3.0]))
-def test_time_of_the_host(step: tuple[object, ...], factor: float) -> None:
+def test_prediction_of_scaled_host_time_equals_the_simulation(step: tuple[object, ...], factor: float) -> None:
     trace, steps, _ = simulated(step, machine=MACHINE)
     machine = Machine(launch_s=0.0, gap_s=1 * US, return_s=5 * US, routine_s=factor * MACHINE.routine_s)
     truth = simulated(slower(step, factor), machine=machine)[2]
@@ -76,7 +76,7 @@ def test_time_of_the_host(step: tuple[object, ...], factor: float) -> None:
 
 @settings(max_examples=10)
 @given(programs())
-def test_stretches_are_what_single_calls_are(step: tuple[object, ...]) -> None:
+def test_replay_of_merged_calls_equals_replay_of_single_calls(step: tuple[object, ...]) -> None:
     trace, steps, _ = simulated(step * 3, machine=MACHINE)
     graph = replayed(trace, steps).parts[0].graph
     fast = run.replay(graph)

@@ -47,7 +47,7 @@ def test_ranks_wait_for_the_last_at_each_collective() -> None:
 
 
 @pytest.mark.parametrize("late", [step(60 * US), step(host_s=2 * MS)], ids=["slow kernels", "slow host"])
-def test_a_straggler_like_the_median_makes_the_job_as_fast(late: tuple[object, ...]) -> None:
+def test_straggler_as_fast_as_the_median_rank_speeds_up_the_job(late: tuple[object, ...]) -> None:
     found, now = joint([step(), step(), late, step()])
     expected = found.straggler_like_the_median()
     assert isinstance(expected, Expected)
@@ -57,7 +57,7 @@ def test_a_straggler_like_the_median_makes_the_job_as_fast(late: tuple[object, .
     assert expected.notes == ("the straggler is rank 2",)
 
 
-def test_one_rank_alone_keeps_its_collectives_and_says_so() -> None:
+def test_single_rank_keeps_its_collectives_with_a_note() -> None:
     replay = replayed(*ranks([step(), step(45 * US)])[0][0])
     answer = replay.what_if(FamilyScaled("collective", 0.5))
     assert answer == Refusal("the time of a collective depends on all ranks; give the traces of all ranks")

@@ -105,7 +105,7 @@ def test_a_trace_without_steps_is_refused() -> None:
         (CopiesOverlapped(), "no copy between host and device is in the steps"),
     ],
 )  # fmt: skip
-def test_a_change_that_meets_nothing_is_refused(change: object, reason: str | None) -> None:
+def test_change_that_matches_no_event_is_refused(change: object, reason: str | None) -> None:
     trace, steps, _ = simulated(STEP)
     answer = replayed(trace, steps).what_if(change)  # type: ignore[arg-type]
     assert (answer.reason if isinstance(answer, Refusal) else None) == reason
@@ -151,7 +151,7 @@ def test_a_long_stretch_of_the_host_stays_and_widens_the_range() -> None:
     assert expected.share == pytest.approx(1 - 20 * MS / now, abs=0.01)
 
 
-def test_kineto_slows_the_host_and_the_range_says_so() -> None:
+def test_range_of_a_prediction_includes_the_slowdown_by_kineto() -> None:
     slow = (Host(20 * US), *(one for _ in range(60) for one in (Host(16 * US), Launch(8 * US, cost_s=9 * US))), Sync())
     trace, steps, _ = simulated(slow)
     replay = replayed(replace(trace, profiler="kineto"), steps)

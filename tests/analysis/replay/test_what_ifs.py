@@ -18,11 +18,11 @@ NAMES = ("launches=free", "host:augment=0.5", "host=0", "input=0", "sync=0", "sy
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_change_is_written_as_it_is_read(name: str) -> None:
+def test_change_is_written_in_the_form_that_is_read(name: str) -> None:
     assert str(change(name)) == name
 
 
-def test_kept_answers_are_those_of_the_replay(kineto_path: Path) -> None:
+def test_stored_answers_equal_the_replay(kineto_path: Path) -> None:
     replay = replayed(profile(read(kineto_path)))
     clean = Cleanly(replay, Clean(replay.step_s / 2, {"step": replay.step_s / 2}))
     changes: list[Change] = [change("host=0.5"), change("host:backward=0"), change("launches=free")]

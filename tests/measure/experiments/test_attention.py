@@ -97,7 +97,7 @@ def test_step_without_unfused_attention_has_no_row(attend: Callable[..., Tensor]
 
 
 @pytest.mark.parametrize("trains", [True, False])
-def test_call_is_timed_as_it_is_and_in_each_kernel_that_takes_it(trains: bool) -> None:
+def test_call_is_timed_unchanged_and_in_each_supported_kernel(trains: bool) -> None:
     rows = attention.EXPERIMENT.run(step_of(filled, trains=trains))
     assert "flash" in {row["instead"] for row in rows}
     passes = "forward and backward" if trains else "forward"
@@ -120,7 +120,7 @@ def test_calls_that_differ_in_length_are_distinct() -> None:
     assert counts == {S: 2, 4: 2}
 
 
-def test_finder_keeps_no_call_of_a_memory_that_has_other_contents() -> None:
+def test_finder_keeps_no_call_with_overwritten_tensors() -> None:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         for _ in range(20):
             scores = q @ k.mT

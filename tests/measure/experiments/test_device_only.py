@@ -107,7 +107,7 @@ def test_wait_for_the_next_batch_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(("submit_s", "concerns"), [(1e-3, True), (2e-4, False)])
-def test_experiment_is_made_only_where_the_host_launches_for_long(submit_s: float, concerns: bool) -> None:
+def test_experiment_runs_only_if_launches_take_long(submit_s: float, concerns: bool) -> None:
     sample = Sample(0, False, 2e-3, {"forward": 2e-3}, {"forward": submit_s})
     step = Step(Queue(), Measurement("cuda_event", (sample,) * 3, 0.0), None)  # type: ignore[arg-type]
     assert device_only.EXPERIMENT.concerns(step) is concerns

@@ -61,7 +61,7 @@ def test_step_with_a_loss_scaler_is_measured() -> None:
     assert row["skipped"] is None
 
 
-def test_compiled_step_is_measured_or_says_why_not() -> None:
+def test_compiled_step_is_measured_or_has_a_reason() -> None:
     record = cs_systems.run(TINY, compile="default", experiments_s=10)
     rows = [row for row in EXPERIMENTS.of(record.results) if row["experiment"] == "device-only"]
     assert all((row["time_s"] is None) == (row["skipped"] is not None) for row in rows)

@@ -27,7 +27,7 @@ def step_of(model: nn.Module, x: torch.Tensor, device: Device = CPU) -> Step:
     return Step(device, Measurement("monotonic", (sample,), 0.0), lambda: phases)
 
 
-def test_distinct_products_are_those_of_forward_and_of_both_gradients() -> None:
+def test_distinct_products_include_forward_and_both_gradients() -> None:
     model = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(3)))
     found = distinct_products(step_of(model, torch.randn(4, 8)))
     names = {(each.function.name(), each.is_backward): count for each, count in found.items()}

@@ -15,7 +15,7 @@ LARGE = RunConfig(
 )
 
 
-def test_products_in_bf16_are_what_the_step_is_expected_to_gain() -> None:
+def test_expected_gain_of_the_step_is_measured_with_products_in_bf16() -> None:
     record = cs_systems.run(LARGE, experiments_s=10)
     rows = {row["instead"]: row for row in EXPERIMENTS.of(record.results) if row["experiment"] == "products"}
     assert {*rows} == {"bf16", "tf32"}

@@ -70,14 +70,14 @@ def test_step_without_its_loader_is_measured_and_becomes_the_expectation() -> No
     assert "instead of" in found.sentence
 
 
-def test_steps_of_an_experiment_are_not_samples_of_the_record() -> None:
+def test_steps_of_an_experiment_do_not_count_as_samples() -> None:
     record = live(experiments_s=10)
     assert record.measurement is not None
     assert len(record.measurement.samples) == 4
 
 
 @pytest.mark.parametrize("options", [{}, {"experiments_s": 0.0}])
-def test_no_experiment_is_made_without_time_for_it(options: dict[str, Any]) -> None:
+def test_no_experiment_runs_without_a_time_limit_for_it(options: dict[str, Any]) -> None:
     assert EXPERIMENTS.of(live(**options).results) == ()
 
 
@@ -147,7 +147,7 @@ def test_time_for_experiments_without_effect_is_refused(options: dict[str, Any],
     assert str(error.value) == message
 
 
-def test_command_announces_its_experiments_and_leaves_them_out_on_request(
+def test_command_announces_its_experiments_and_skips_them_with_no_experiments(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "slow.py").write_text(SOURCE)

@@ -141,7 +141,7 @@ def test_missing_report_is_an_error_with_ncu_message(tmp_path: Path, log: str | 
     assert (found.reason or "").startswith(message)
 
 
-def test_reason_names_the_log_only_where_it_is_kept(tmp_path: Path) -> None:
+def test_reason_names_the_log_only_if_it_is_kept(tmp_path: Path) -> None:
     (tmp_path / "cell-0.ncu.log").write_text("==ERROR== Failed to write to /tmp/cell-0.ncu-rep\n")
     kept, deleted = (
         profiled.with_profile(record(), ncu.PROFILER, tmp_path / "cell-0", keep=keep).reason or ""
@@ -154,7 +154,7 @@ def test_reason_names_the_log_only_where_it_is_kept(tmp_path: Path) -> None:
     )
 
 
-def test_remedy_that_names_no_file_stays_where_none_is_kept(tmp_path: Path) -> None:
+def test_remedy_names_no_file_if_none_is_kept(tmp_path: Path) -> None:
     (tmp_path / "cell-0.ncu-rep").touch()
     found = profiled.with_profile(record(), ncu.PROFILER, tmp_path / "cell-0", keep=False)
     assert found.reason == "its report is empty: the report was never written; check the disk space and record again"

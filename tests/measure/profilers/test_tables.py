@@ -99,7 +99,7 @@ def test_record_with_tables_round_trips_json_and_prints(
     assert last == f"sqlite: {tmp_path / 'a.sqlite'}"
 
 
-def test_diagnosis_of_a_record_expects_what_the_replay_told_for_the_step_without_a_profiler(trace: Path) -> None:
+def test_expectation_of_a_record_is_the_replay_s_for_the_step_without_a_profiler(trace: Path) -> None:
     recorded = RunRecord.from_dict(json.loads(with_tables(trace, record()).to_json()))
     (found, *_) = diagnose([recorded]).diagnoses
     assert found.code == "launch-bound"

@@ -46,7 +46,7 @@ def batches():
 
 
 @pytest.mark.parametrize("program", FEEDS)
-def test_line_feeds_the_model_if_its_result_flows_into_the_call(program: str, tmp_path: Path) -> None:
+def test_line_feeds_the_model_if_its_result_is_passed_to_the_call(program: str, tmp_path: Path) -> None:
     file, calls = tmp_path / "loop.py", ModelCalls()
     file.write_text(HEAD + program)
     looks: list[Any] = []
@@ -64,7 +64,7 @@ def test_line_feeds_the_model_if_its_result_flows_into_the_call(program: str, tm
     assert {calls.are_fed_by(each) for each in looks} == {FEEDS[program]}
 
 
-def test_source_that_cannot_be_read_feeds_nothing() -> None:
+def test_unreadable_source_has_no_line_that_feeds_the_model() -> None:
     calls, looks = ModelCalls(), list[Any]()
     names = {
         "model": lambda _: calls.add(own_lines(sys._getframe(1))[0], True),

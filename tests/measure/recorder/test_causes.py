@@ -73,7 +73,7 @@ def test_stopped_script_says_that_its_own_python_was_not_sampled(tmp_path: Path)
     )
 
 
-def test_loop_without_a_cause_blames_nothing(tmp_path: Path) -> None:
+def test_loop_without_a_fault_has_no_cause(tmp_path: Path) -> None:
     found = first_sentence(tmp_path, "none")
     assert "of the step is" not in found
     assert "grows" not in found

@@ -143,7 +143,7 @@ def record(tmp_path: Path, experiments: Callable[[], Any] | None, **options: Any
     return rows_of(recorder)
 
 
-def test_loop_without_a_step_to_call_says_why_nothing_was_tried(tmp_path: Path) -> None:
+def test_loop_without_a_callable_step_has_a_reason_for_no_experiments(tmp_path: Path) -> None:
     (row,) = record(tmp_path, None)
     assert row["skipped"] == (
         "the loop gives no step that can be called again; give Recorder(experiments=FUNCTION), which runs one"
@@ -176,7 +176,7 @@ def test_error_of_an_experiment_does_not_end_the_loop(tmp_path: Path) -> None:
     assert row["skipped"] == "ValueError: no batch is left"
 
 
-def test_no_experiments_on_request(tmp_path: Path) -> None:
+def test_loop_runs_no_experiments_if_they_are_turned_off(tmp_path: Path) -> None:
     assert record(tmp_path, None, experiments_s=0) == []
 
 

@@ -102,7 +102,7 @@ def test_nan_loss_is_a_caveat(loop: Loop, value: str, code: str | None, tmp_path
     assert found == [code] * (code is not None)
 
 
-def test_loss_below_functorch_is_left_alone(tmp_path: Path) -> None:
+def test_loss_inside_functorch_is_not_read(tmp_path: Path) -> None:
     weight = torch.ones(3)
 
     def step() -> None:

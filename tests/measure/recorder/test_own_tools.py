@@ -84,7 +84,7 @@ def test_profiler_of_the_program_keeps_its_result(wait: int, tmp_path: Path) -> 
     assert ("own-tools" in codes(timed)) == (wait == 1)
 
 
-def test_profiler_of_the_program_that_never_ends_leaves_no_profile_of_ours(tmp_path: Path) -> None:
+def test_unfinished_profiler_of_the_program_prevents_our_profile(tmp_path: Path) -> None:
     with recorded(tmp_path) as recorder:
         assert profiled_loop(active=19, wait=0) == 38
     timed, profiled = recorder.records
@@ -144,7 +144,7 @@ class CountedFunctions(TorchFunctionMode):
 
 
 @pytest.mark.parametrize("mode", [CountedOperators, CountedFunctions])
-def test_modes_of_the_program_see_only_its_own_calls(mode: type, tmp_path: Path) -> None:
+def test_dispatch_modes_of_the_program_see_only_its_own_calls(mode: type, tmp_path: Path) -> None:
     def counted() -> Counter[str]:
         with mode() as counts:
             train(9)
@@ -177,7 +177,7 @@ def test_graph_of_torch_jit_is_the_same_as_without_recording(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("is_script", [True, False])
-def test_copies_of_a_recorded_model_keep_nothing_of_the_recording(is_script: bool, tmp_path: Path) -> None:
+def test_copies_of_a_recorded_model_have_no_hooks_of_the_recording(is_script: bool, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     plan: dict[str, Any] = {"out": tmp_path, "warmup": 1, "steps": 2, "profile_steps": 3}
@@ -214,7 +214,7 @@ def test_tracer_of_the_program_stays_and_is_mentioned(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [(3, 20), (4, 12)])
-def test_second_training_is_recorded_in_place_of_an_unfinished_one(first: int, second: int, tmp_path: Path) -> None:
+def test_second_training_replaces_an_unfinished_recording(first: int, second: int, tmp_path: Path) -> None:
     with recorded(tmp_path, profile="none", steps=6) as recorder:
         train(first, optimizer="SGD")
         train(second, optimizer="AdamW")
@@ -240,7 +240,7 @@ def test_stop_ends_the_script_in_its_second_training(tmp_path: Path) -> None:
     assert len(record.measurement.timed) == 6
 
 
-def test_optimizer_that_is_made_after_a_backward_pass_gives_the_steps(tmp_path: Path) -> None:
+def test_steps_follow_an_optimizer_made_after_the_first_backward(tmp_path: Path) -> None:
     script = "import torch\ntorch.nn.Linear(4, 2)(torch.randn(3, 4)).sum().backward()\n"
     done = run(script + TRAINING.format(before="", call="model(torch.randn(3, 4))"), tmp_path, "--steps", "2:6")
     (record,) = read_records(tmp_path / "out")[0]

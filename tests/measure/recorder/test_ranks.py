@@ -65,7 +65,7 @@ def test_rank_that_left_its_loop_early_does_not_block_others(two_ranks: Path) ->
     assert "few-samples" in [c.code for c in record.warnings]
 
 
-def test_merged_record_is_of_the_slowest_and_names_missing_ranks(tmp_path: Path) -> None:
+def test_merged_record_has_the_slowest_rank_and_names_missing_ranks(tmp_path: Path) -> None:
     one, _ = train(tmp_path / "one")
     (record,) = one.records
     measurement = record.measurement
@@ -86,7 +86,9 @@ def test_merged_record_is_of_the_slowest_and_names_missing_ranks(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("walls", "spread"), [((1.0, 1.0, 2.0), "80"), ((1.0, 1.0, 1.0), None)])
-def test_spread_is_computed_from_the_stragglers(walls: tuple[float, ...], spread: str | None, tmp_path: Path) -> None:
+def test_spread_of_a_step_uses_the_slowest_rank_of_each_sample(
+    walls: tuple[float, ...], spread: str | None, tmp_path: Path
+) -> None:
     (record,) = train(tmp_path)[0].records
     assert record.measurement is not None
     own = Caveat("unstable", "of one rank", "")
@@ -165,7 +167,7 @@ def test_stages_and_experts_that_wait_are_named(of_causes: tuple[Path, list[str]
 
 
 @pytest.mark.timeout(120)
-def test_rank_with_a_larger_batch_is_told_from_a_slower_one(of_causes: tuple[Path, list[str]]) -> None:
+def test_rank_with_a_larger_batch_is_distinguished_from_a_slower_rank(of_causes: tuple[Path, list[str]]) -> None:
     (record,) = read_records(of_causes[0] / "batch")[0]
     late = first_row(record.results, "late_rank")
     assert (late["rank"], late["work"], late["batch_times"]) == (1, "batch", 256.0)

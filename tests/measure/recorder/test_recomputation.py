@@ -148,7 +148,7 @@ def test_gradient_of_a_gradient_is_part_of_the_loss(tmp_path: Path) -> None:
     assert "recomputed" not in {each.code for each in records[0].warnings}
 
 
-def test_recomputation_with_an_unobserved_begin_continues() -> None:
+def test_recomputation_with_an_unobserved_start_still_belongs_to_backward() -> None:
     """Hooks are away while something is compiled, in another thread too, and come back in between."""
     blocks = nn.ModuleList(Block() for _ in range(2))
     end = hooks._ends_recomputation()

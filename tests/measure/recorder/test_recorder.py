@@ -65,7 +65,7 @@ def test_hooks_are_removed_when_the_recording_is_done(tmp_path: Path) -> None:
     assert len(recorder.records) == 1
 
 
-def test_repr_tells_the_state_and_the_records(tmp_path: Path) -> None:
+def test_repr_shows_the_state_and_the_records(tmp_path: Path) -> None:
     model, seen = net(), []
     recorder = Recorder(model, out=tmp_path, **CLEAN)
     seen.append(repr(recorder))
@@ -200,7 +200,7 @@ def test_shorter_loop_has_a_caveat(tmp_path: Path) -> None:
     assert caveat.remedy == "let the loop run longer"
 
 
-def test_loop_shorter_than_its_warm_up_and_steps_is_told_to_time_earlier_ones(tmp_path: Path) -> None:
+def test_loop_shorter_than_its_warm_up_and_steps_gets_advice_to_shorten_the_warm_up(tmp_path: Path) -> None:
     recorder, _ = train(tmp_path, 12, warmup=5, steps=20, snapshot=True)
     (caveat,) = (c for c in recorder.records[0].warnings if c.code == "few-samples")
     assert (
@@ -338,14 +338,14 @@ def test_out_of_memory_before_the_timing_is_oom(tmp_path: Path) -> None:
     )
 
 
-def test_failed_loop_is_not_told_to_run_longer(tmp_path: Path) -> None:
+def test_failed_loop_gets_no_advice_to_run_longer(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="oops"), Recorder(net(), out=tmp_path, **CLEAN) as recorder, recorder.step():
         raise ValueError("oops")
     (record,) = recorder.records
     assert record.reason == "the loop ended with ValueError: oops after 0 of 1 warm-up steps; correct the script"
 
 
-def test_interrupted_loop_is_asked_to_run_longer(tmp_path: Path) -> None:
+def test_interrupted_loop_gets_advice_to_run_longer(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), Recorder(net(), out=tmp_path, **CLEAN) as recorder, recorder.step():
         raise KeyboardInterrupt
     (record,) = recorder.records
@@ -401,7 +401,7 @@ def test_loops_recorded_in_one_folder_count_as_repeats(tmp_path: Path) -> None:
     assert [r.repeat for r in read_records(tmp_path)[0]] == [0, 1]
 
 
-def test_misuse_is_an_error_in_plain_words(tmp_path: Path) -> None:
+def test_misuse_of_the_recorder_raises_an_error_with_the_remedy(tmp_path: Path) -> None:
     recorder = Recorder(net(), out=tmp_path, **CLEAN)
     with pytest.raises(RuntimeError, match=r"outside of the recorder; write `with recorder:` around the loop"):
         recorder.step().__enter__()

@@ -219,7 +219,7 @@ def test_script_without_training_gets_a_message(tmp_path: Path) -> None:
         ("raise KeyboardInterrupt", "was interrupted before its first backward pass; let it run longer"),
     ],
 )
-def test_script_that_fails_before_training_is_not_told_to_train(end: str, reason: str, tmp_path: Path) -> None:
+def test_script_that_fails_before_training_gets_no_advice_to_train(end: str, reason: str, tmp_path: Path) -> None:
     script = tmp_path / "fails.py"
     script.write_text(end)
     done = forks.python("-m", "cs_systems", "run", "--out", str(tmp_path / "out"), "--", str(script))

@@ -49,7 +49,7 @@ def test_fault_of_a_training_is_found(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SOUND)
-def test_sound_training_has_no_such_cause(name: str, tmp_path: Path) -> None:
+def test_healthy_training_has_no_cause_of_a_fault(name: str, tmp_path: Path) -> None:
     recorder = recorded(tmp_path, SOUND[name]())
     assert all(each.failure is None for each in recorder._observers._every)
     assert recorder.records[0].results["updates"]
@@ -68,7 +68,7 @@ def test_error_of_one_observer_leaves_the_others_and_the_timing(
     assert codes(recorder) == {"growing-hooks"}
 
 
-def test_looks_leave_no_operator_in_a_profile_of_the_program(tmp_path: Path) -> None:
+def test_observation_adds_no_operator_to_a_profile_of_the_program(tmp_path: Path) -> None:
     step = FAULTS["never_cleared"][0]()
     recorder = ScriptRecorder("script", out=tmp_path, warmup=5, steps=12, profile="none")
     names: list[list[str]] = []

@@ -31,7 +31,7 @@ def padded(lengths: list[int], width: int = 40, filler: int = 0, left: bool = Fa
 
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("filler", [0, 50256])
-def test_filler_at_the_ends_of_rows_is_padding(left: bool, filler: int) -> None:
+def test_equal_values_at_the_ends_of_rows_are_padding(left: bool, filler: int) -> None:
     torch.manual_seed(0)
     found = filled_share(padded([40, 10, 10, 20], filler=filler, left=left))
     assert found == (pytest.approx(0.5), filler)
@@ -53,7 +53,7 @@ def test_other_tensors_are_not_judged(tensor: torch.Tensor) -> None:
     assert filled_share(tensor) is None
 
 
-def test_samples_are_not_taken_for_tokens() -> None:
+def test_samples_do_not_count_as_tokens() -> None:
     """`tokens=` may count samples, of which a batch has as many as rows."""
     assert Padding().rows([(8, 250)] * 2, [8, 8]) == []
     assert Padding().rows([(8, 250)] * 2, [2000, 2000]) == []
@@ -98,7 +98,7 @@ def test_record_of_a_loop_is_read_in_its_latest_form(tmp_path: Path) -> None:
     ("steps", "step_s", "looks", "is_enough"),
     [(20, 0.02, 99, False), (20, 0.02, 100, True), (100, 0.0201, 0, True), (199, 1e-4, 0, False), (200, 1e-4, 0, True)],
 )
-def test_stack_is_sampled_until_enough_is_seen_or_it_takes_too_long(
+def test_stack_is_sampled_until_there_are_enough_samples_or_it_takes_too_long(
     steps: int, step_s: float, looks: int, is_enough: bool
 ) -> None:
     watch = Watch(resolve("cpu"), lambda: None)
@@ -114,7 +114,7 @@ def test_stack_is_sampled_until_enough_is_seen_or_it_takes_too_long(
     assert before is is_enough
 
 
-def test_looks_at_the_stack_go_on_until_the_sampler_is_closed() -> None:
+def test_stack_is_sampled_until_the_sampler_is_closed() -> None:
     """A look may come before the call that asked for it returns, as threads are switched often meanwhile."""
     sampler = Sampler(lambda: None, lambda: 0.0)
     sampler.sample_all(True)
@@ -132,9 +132,7 @@ def test_looks_at_the_stack_go_on_until_the_sampler_is_closed() -> None:
     ("durations_s", "expected"),
     [([0.01] * 10 + [0.01] * 5, 5), ([0.01] * 10 + [0.01] * 4 + [0.2], 4), ([0.01] * 10 + [0.2] * 5, 5)],
 )
-def test_sampled_steps_stand_for_usual_ones_on_a_machine_that_became_busy(
-    durations_s: list[float], expected: int
-) -> None:
+def test_sampled_steps_count_as_usual_even_if_the_machine_became_busy(durations_s: list[float], expected: int) -> None:
     watch = Watch(resolve("cpu"), lambda: None)
     try:
         watch.durations_s += durations_s[:9]
@@ -147,7 +145,7 @@ def test_sampled_steps_stand_for_usual_ones_on_a_machine_that_became_busy(
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux tells how long a thread waits for a core")
-def test_steps_that_wait_for_a_core_are_no_slow_steps() -> None:
+def test_steps_that_wait_for_a_core_do_not_count_as_slow() -> None:
     cores = os.sched_getaffinity(0)
     watch, busy = Watch(resolve("cpu"), lambda: None), []
     try:

@@ -518,7 +518,7 @@ def test_steps_and_factories_are_distinguished(tmp_path: Any, name: str, phase: 
         ("number", " is an object of type int; name a factory (config, device), or a step without arguments"),
     ],
 )
-def test_object_that_is_neither_step_nor_factory_is_an_error(tmp_path: Any, name: str, text: str) -> None:
+def test_object_other_than_a_step_or_factory_is_an_error(tmp_path: Any, name: str, text: str) -> None:
     source = tmp_path / "mine.py"
     source.write_text(USER_CODE)
     record = run(replace(OWN, workload=f"{source}:{name}"))
@@ -527,7 +527,7 @@ def test_object_that_is_neither_step_nor_factory_is_an_error(tmp_path: Any, name
 
 
 @pytest.mark.parametrize(("name", "own"), [("Callable", ()), ("Own", ("width=8",))])
-def test_class_of_own_arguments_makes_the_workload(tmp_path: Any, name: str, own: tuple[str, ...]) -> None:
+def test_class_with_arguments_makes_the_workload(tmp_path: Any, name: str, own: tuple[str, ...]) -> None:
     source = tmp_path / "mine.py"
     source.write_text(USER_CODE)
     record = run(replace(OWN, workload=f"{source}:{name}", workload_args=own))
@@ -559,7 +559,7 @@ def test_times_of_a_repeated_phase_are_summed(tmp_path: Any) -> None:
         assert sample.phases_s["forward"] == pytest.approx(sample.wall_s, rel=0.1)
 
 
-def test_rows_of_a_table_get_the_column_order_of_the_first() -> None:
+def test_rows_of_a_table_get_the_column_order_of_the_first_row() -> None:
     (rows,) = plain_tables({"losses": [{"a": 1, "b": 2}, {"b": 3, "a": 4}]}).values()
     assert [[*row.items()] for row in rows] == [[("a", 1), ("b", 2)], [("a", 4), ("b", 3)]]
     assert plain_tables({"losses": []}) == {"losses": []}

@@ -165,7 +165,7 @@ MEASURED = [
 
 
 @pytest.mark.parametrize(("family", "precision", "measured_bytes"), MEASURED)
-def test_prediction_is_within_5_percent_of_what_an_h200_measured(
+def test_prediction_is_within_5_percent_of_an_h200_s_measurement(
     family: str, precision: str, measured_bytes: int
 ) -> None:
     row = forecast(_config(ROOT / "scripts/benchmarks/foreign_memory.py", family, precision=precision, device="cuda"))
@@ -286,7 +286,7 @@ def test_fits_extrapolates_measured_peaks_where_fake_tensors_cannot_run(capsys: 
         print_fits(config, 1000 * MIB, lambda config: refused, None)
 
 
-def test_error_of_the_extrapolation_equals_the_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_stated_error_of_the_extrapolation_equals_the_fitted_line_s_error(capsys: pytest.CaptureFixture[str]) -> None:
     def measure(config: RunConfig) -> RunRecord:
         peak = {1: 100, 2: 120, 4: 200}[config.batch_size] * MIB
         return RunRecord("key", config.to_dict(), "ok", measurement=Measurement("cuda", (), 0.0, peak, None))

@@ -110,7 +110,7 @@ def test_forked_worker_equals_a_new_process(
     assert forked["cuda"] == "False"
 
 
-def test_one_server_serves_all_sweeps_until_something_inherited_changes_or_it_dies(
+def test_one_server_serves_all_sweeps_until_inherited_state_changes_or_it_dies(
     workload: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     first = report(workload)
@@ -137,7 +137,7 @@ def test_one_server_serves_all_sweeps_until_something_inherited_changes_or_it_di
     assert report(workload)["compiler"] == "True", "what an optimizer imports is imported once for later workers"
 
 
-def test_changes_of_what_a_process_inherits_are_found(tmp_path: Path) -> None:
+def test_changes_of_inherited_state_are_found(tmp_path: Path) -> None:
     """Change each setting in a child process, so that the changes end with it."""
     program = f"""
 import os, pathlib, resource
@@ -207,7 +207,7 @@ if {number is not None}:
         owner.stdout.close()
 
 
-def test_server_that_still_imports_ends_with_its_owner(tmp_path: Path) -> None:
+def test_server_ends_with_its_owner_even_during_imports(tmp_path: Path) -> None:
     """Kill the owner long before torch is imported, which no signal or descriptor interrupts."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.py").write_text("import time; print('importing', flush=True); time.sleep(600)")

@@ -278,7 +278,7 @@ def test_profile_without_a_folder_names_no_file() -> None:
     assert ".trace.json" not in record.to_json()
 
 
-def test_option_that_a_step_does_not_use_is_refused() -> None:
+def test_option_unused_by_the_step_is_refused() -> None:
     record = cs_systems.run(workload=step, precision="bf16", **QUICK)
     assert record.status == "unavailable"
     assert record.reason == (
@@ -295,7 +295,7 @@ def test_checkpoints_are_of_the_blocks_of_a_live_model() -> None:
     assert "names block 14, which does not exist; choose among blocks 0 to 13" in str(found[1].reason)
 
 
-def test_option_that_a_live_model_does_not_use_is_refused() -> None:
+def test_option_unused_by_a_live_model_is_refused() -> None:
     record = cs_systems.run(RunConfig(model=cs_systems.preset("tiny")), model=Net(), inputs=BATCH, **QUICK)
     assert record.reason == (
         "the model Net does not use the preset of the RunConfig; leave out model= of the RunConfig"
@@ -311,7 +311,7 @@ def test_option_that_a_live_model_does_not_use_is_refused() -> None:
         ((torch.ones(2), Net()), "workload is a tuple of (Tensor, Net); give (model, batch) or (model, batch, loss), "),
     ],
 )
-def test_object_that_holds_no_step_is_an_error(workload: Any, reason: str) -> None:
+def test_object_without_a_step_is_an_error(workload: Any, reason: str) -> None:
     assert str(cs_systems.run(workload=workload, **QUICK).reason).startswith(reason)
 
 
@@ -439,7 +439,7 @@ def test_context_that_would_change_the_step_is_refused(context: Callable[[], Any
         cs_systems.run(model=Net(), inputs=X, **QUICK)
 
 
-def test_loss_of_torch_is_an_error_that_states_how_it_is_called() -> None:
+def test_loss_function_of_torch_is_refused_with_the_form_to_use() -> None:
     labels = torch.zeros(len(X), dtype=torch.int64)
     for loss in (nn.CrossEntropyLoss(), nn.functional.cross_entropy):
         record = cs_systems.run(model=Net(), inputs=(X, labels), loss=loss, **QUICK)

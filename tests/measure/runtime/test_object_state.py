@@ -738,7 +738,7 @@ def test_graph_made_before_can_still_be_run_backward() -> None:
     assert gradients(measure=True) == gradients(measure=False)
 
 
-def test_memory_that_was_freed_stays_freed_or_is_filled_again() -> None:
+def test_freed_storage_stays_freed_or_is_filled_again() -> None:
     freed, used = torch.ones(2), torch.ones(4)[2:]
     freed.untyped_storage().resize_(0)
     state = ObjectState(TrainingSetup(Model([freed, used]), X))
@@ -759,7 +759,7 @@ def test_scripted_model_is_restored() -> None:
     assert [p.grad for p in model.parameters()] == [None, None, None, None]
 
 
-def test_modules_are_kept_however_much_else_a_model_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_are_restored_in_a_model_with_many_other_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_state, "MOST_OBJECTS", 50)
     far: list[Any] = []
     model = Model([[[n] for n in range(100)], [[[far]]]])

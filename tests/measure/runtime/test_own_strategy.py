@@ -68,7 +68,7 @@ def _copy_to(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_right_code_reaches_the_parameters_of_one_process(rows: Any, name: str) -> None:
+def test_correct_code_trains_to_the_parameters_of_one_process(rows: Any, name: str) -> None:
     assert isinstance(rows[name], dict), rows[name]
     assert same_as_one_process(rows[name]) == "yes", rows[name]
 
@@ -84,7 +84,7 @@ def test_failing_code_is_refused_with_the_reason(rows: Any, name: str) -> None:
     assert FAILING[name] in rows[name]
 
 
-def test_code_that_divides_no_parameter_of_the_model_says_so(rows: Any) -> None:
+def test_code_that_divides_no_parameter_has_a_note(rows: Any) -> None:
     notes = {name: rows[name]["note"] for name in ("student.py:FSDPOfOthers", "student.py:FSDP", "student.py:DDP")}
     assert [*notes.values()] == [LEFT_WHOLE, "", ""]
 
@@ -143,7 +143,7 @@ def test_record_has_the_hash_of_the_file(run: Any) -> None:
     assert ran["strategy_sha256"] == hashlib.sha256((folder / "adapters.py").read_bytes()).hexdigest()
 
 
-def test_run_is_read_where_the_files_are_gone(
+def test_run_is_read_after_its_files_are_deleted(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -166,7 +166,9 @@ def test_run_is_read_where_the_files_are_gone(
         (None, None, None, "failed"),
     ],
 )
-def test_answer_at_its_limits(error: float | None, between: float | None, loss: float | None, answer: str) -> None:
+def test_same_as_one_process_is_decided_at_its_limits(
+    error: float | None, between: float | None, loss: float | None, answer: str
+) -> None:
     row: StrategyErrorRow = {
         "strategy": "x", "ranks": 2, "steps": 3, "error": error, "between_ranks": between, "loss_error": loss,
         "begins_equal": None, "note": "",

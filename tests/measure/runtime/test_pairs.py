@@ -36,7 +36,7 @@ def compared(machine: Machine, budget_s: float | None = None, most_pairs: int = 
     return pairs, test.verdict
 
 
-def test_pairs_begin_with_either_side_and_end_with_the_verdict() -> None:
+def test_pairs_start_with_either_side_and_stop_at_the_verdict() -> None:
     pairs, verdict = compared(machine := Machine(1.1))
     assert (pairs.ended, verdict) == ("the verdict is safe", "slower")
     both = [tuple(machine.ran[i : i + 2]) for i in range(0, len(machine.ran), 2)]
@@ -45,14 +45,14 @@ def test_pairs_begin_with_either_side_and_end_with_the_verdict() -> None:
     assert len(both) <= 14
 
 
-def test_no_pair_begins_that_would_pass_the_budget() -> None:
+def test_no_pair_starts_if_it_would_exceed_the_time_limit() -> None:
     pairs, verdict = compared(machine := Machine(), budget_s=9.0)
     assert (pairs.ended, verdict) == ("the budget of 9 s is spent", "undecided")
     assert machine.now_s < 9
     assert len(machine.ran) == 8
 
 
-def test_most_pairs_end_without_a_verdict() -> None:
+def test_comparison_ends_without_a_verdict_after_the_most_pairs() -> None:
     pairs, verdict = compared(Machine(), most_pairs=3)
     assert (pairs.ended, verdict) == ("the limit of 3 pairs is reached", "undecided")
 

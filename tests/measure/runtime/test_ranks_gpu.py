@@ -96,7 +96,7 @@ def test_memory_of_each_strategy_is_known_after_building_and_before_and_after_th
         assert found[name]["built_bytes"] < 0.7 * whole["built_bytes"], name
 
 
-def test_own_strategies_train_with_an_own_optimizer_and_loss_for_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_strategies_train_with_own_optimizer_and_loss_for_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parents[2] / "data" / "own_code")
     own = {"optimizer": "adapters.py:get_adamw_cls", "loss_function": "adapters.py:run_cross_entropy"}
     strategies = ("adapters.py:get_ddp", "adapters.py:get_fsdp", "ddp_naive+adapters.py:get_sharded_optimizer")

@@ -57,7 +57,7 @@ def test_phases_of_a_sample_are_those_of_one_rank_and_add_up_to_its_step(ranks: 
         assert sample.wall_s == pytest.approx(max(one.wall_s for one in of_ranks), rel=0.01)
 
 
-def test_rank_that_ends_much_later_is_the_straggler_also_where_others_begin_a_phase_later() -> None:
+def test_straggler_is_the_rank_that_ends_last_even_if_others_start_a_phase_later() -> None:
     found = merged([record([(1.0, 9.0)] * 3), record([(5.0, 1.0)] * 3)]).measurement
     assert found is not None
     assert found.timed[0].phases_s == {"compute": 1.0, "collective": 9.0}

@@ -77,7 +77,7 @@ def network() -> Iterator[Network]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
-def test_held_port_takes_a_rendezvous_and_no_other_program() -> None:
+def test_reserved_port_accepts_a_rendezvous_and_no_other_program() -> None:
     with forks.held_port() as port, socket.socket() as other:
         with pytest.raises(OSError, match="in use"):
             other.bind(("127.0.0.1", port))

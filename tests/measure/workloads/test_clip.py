@@ -91,7 +91,7 @@ def test_clip_that_cannot_be_applied_is_unavailable(change: dict[str, Any], reas
     assert str(raised.value).startswith(reason)
 
 
-def test_clip_of_two_ranks_is_that_of_their_averaged_gradients() -> None:
+def test_clipping_on_two_ranks_uses_their_averaged_gradients() -> None:
     record = cs_systems.run(replace(PLAIN, clip=CLIP, strategy="ddp_flat", world_size=2))
     assert record.status == "ok", record.reason
     assert record.measurement is not None

@@ -116,7 +116,7 @@ def test_tensors_have_the_requested_bytes(name: str, ranks: list[dict[str, Any]]
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_dtype_that_gloo_lacks_is_unavailable(collective: str, ranks: list[dict[str, Any]]) -> None:
+def test_dtype_unsupported_by_gloo_is_unavailable(collective: str, ranks: list[dict[str, Any]]) -> None:
     reason = f"gloo does not support {collective} of fp8 (Invalid scalar type); choose another dtype"
     assert [found[f"{collective}-fp8"] for found in ranks] == [reason] * RANKS
 

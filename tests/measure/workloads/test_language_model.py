@@ -68,14 +68,14 @@ def test_class_is_made_at_the_sizes_of_the_preset_and_trained_on_its_tokens(sour
     assert ran["parameters"] == 2 * model.vocab_size * model.d_model + 2 * model.num_layers * model.d_model * model.d_ff
 
 
-def test_argument_of_the_class_is_set_beside_the_sizes(source: Path) -> None:
+def test_argument_of_the_class_is_set_in_addition_to_the_sizes(source: Path) -> None:
     tiny = preset("tiny")
     plain, biased = (measured(source, "LM", model=tiny, workload_args=words) for words in ((), ("bias=true",)))
     more = first_row(biased.results, "ran")["parameters"] - first_row(plain.results, "ran")["parameters"]
     assert more == tiny.num_layers * (tiny.d_ff + tiny.d_model)
 
 
-def test_size_that_the_class_does_not_take_is_refused(source: Path) -> None:
+def test_size_without_an_argument_of_the_class_is_refused(source: Path) -> None:
     record = measured(source, "Shallow", model=preset("tiny", num_layers=3))
     assert record.status == "unavailable"
     assert "does not use num_layers" in (record.reason or "")

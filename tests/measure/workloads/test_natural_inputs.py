@@ -174,7 +174,7 @@ def test_setup_with_all_parts_is_measured_with_all_phases(measure: Measure) -> N
     assert (ran["optimizer"], ran["parameters"]) == ("CountingSGD", 15)
 
 
-def test_optimizer_of_the_configuration_replaces_the_setups(measure: Measure) -> None:
+def test_optimizer_of_the_config_replaces_the_setup_s(measure: Measure) -> None:
     assert measure("whole", optimizer="adamw").results["ran"][0]["optimizer"] == "adamw"
     assert measure("instance").results["ran"][0]["optimizer"] == "CountingSGD"
 

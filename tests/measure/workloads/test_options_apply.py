@@ -124,7 +124,7 @@ def test_option_with_an_effect_is_measured(measure: Measure, name: str, fields: 
     assert (record.status, record.reason) == ("ok", None)
 
 
-def test_field_of_another_name_is_an_error_with_the_right_one(measure: Measure) -> None:
+def test_misnamed_field_is_an_error_with_the_right_name(measure: Measure) -> None:
     reason = measure("reads_misnamed_length").reason or ""
     assert "no field 'context_length'; the length of a sequence is config.tokens_per_sequence" in reason
     assert "no field 'num_layer'; did you mean num_layers" in (measure("reads_misspelled").reason or "")
@@ -200,7 +200,7 @@ def test_losses_with_and_without_checkpoints_are_equal(measure: Measure) -> None
     assert losses[0] == losses[1]
 
 
-def test_observed_config_is_a_config_and_notes_reads() -> None:
+def test_observed_config_records_which_fields_are_read() -> None:
     config = RunConfig(batch_size=3)
     watched, read = observed(config)
     assert isinstance(watched, RunConfig)

@@ -205,7 +205,7 @@ def test_own_optimizer_steps_and_is_recorded_with_its_hash(source: Path) -> None
     assert {*record.frame()["phase"]} == {"forward", "loss", "backward", "optimizer", "step"}
 
 
-def test_flops_of_the_step_stay_known_and_bytes_and_memory_of_the_optimizer_do_not(source: Path) -> None:
+def test_own_optimizer_leaves_flops_known_and_its_bytes_and_memory_unknown(source: Path) -> None:
     record = measured(source, "AdamW")
     costs = {row["phase"]: row for row in record.results["cost"]}
     assert costs["forward"]["model_flops"]
@@ -214,7 +214,7 @@ def test_flops_of_the_step_stay_known_and_bytes_and_memory_of_the_optimizer_do_n
 
 
 @pytest.mark.parametrize(("name", "least", "most"), [("AdamW", 0.0, 1e-3), ("SGD", 0.5, 100.0)])
-def test_own_optimizer_stands_next_to_torchs_of_the_same_name(
+def test_own_optimizer_has_a_row_next_to_torch_s_of_the_same_name(
     source: Path, name: str, least: float, most: float
 ) -> None:
     """Given the hyperparameters that the signature takes, not those that it has as defaults."""
@@ -223,7 +223,7 @@ def test_own_optimizer_stands_next_to_torchs_of_the_same_name(
     assert least <= (row["error"] or 0.0) <= most
 
 
-def test_optimizer_without_a_namesake_has_no_row(source: Path) -> None:
+def test_optimizer_unknown_to_torch_has_no_comparison_row(source: Path) -> None:
     assert not OWN_CODE.of(measured(source, "Mine").results)
 
 
@@ -237,13 +237,15 @@ def test_optimizer_without_a_namesake_has_no_row(source: Path) -> None:
         ("number", "error", "number is 3; name a class such as"),
     ],
 )
-def test_what_is_no_optimizer_is_refused_with_what_is(source: Path, name: str, status: str, reason: str) -> None:
+def test_object_other_than_an_optimizer_is_refused_with_the_form(
+    source: Path, name: str, status: str, reason: str
+) -> None:
     record = measured(source, name)
     assert record.status == status
     assert reason in (record.reason or "")
 
 
-def test_own_optimizer_replaces_that_of_an_own_model(source: Path, tmp_path: Path) -> None:
+def test_own_optimizer_replaces_the_optimizer_of_an_own_model(source: Path, tmp_path: Path) -> None:
     model = tmp_path / "model.py"
     model.write_text("import torch\n\n\ndef make():\n    return torch.nn.Linear(2, 2), torch.randn(3, 2)\n")
     config = RunConfig(workload=f"{model}:make", optimizer=f"{source}:AdamW", warmup=0, steps=1, device="cpu")
@@ -260,7 +262,7 @@ def test_own_optimizer_replaces_that_of_an_own_model(source: Path, tmp_path: Pat
         ("adamx", "unknown optimizer 'adamx'; did you mean adamw"),
     ],
 )
-def test_name_of_no_optimizer_is_refused_before_anything_runs(
+def test_unknown_optimizer_is_refused_before_anything_runs(
     source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], optimizer: str, message: str
 ) -> None:
     monkeypatch.chdir(source.parent)
@@ -322,7 +324,7 @@ def test_attention_call_takes_a_function_class_and_one_with_a_mask(source: Path,
     assert row["same"] == "yes", row
 
 
-def test_own_model_takes_every_other_code_and_is_compared_with_the_built_in(source: Path) -> None:
+def test_own_model_runs_with_other_own_code_and_is_compared_with_the_built_in(source: Path) -> None:
     own = {"loss_function": "cross_entropy", "clip_function": "clip_gradients", "data": "get_batch"}
     names = {field: f"{source}:{name}" for field, name in own.items()}
     record, rows = compared(TINY, workload=f"{source}:TransformerLM", clip=1.0, **names)
@@ -358,7 +360,9 @@ def test_model_that_differs_or_cannot_be_compared_is_a_row(source: Path, name: s
         ({"loss_function": "cross_entropy", "workload": "nothing_read"}, "does not use loss"),
     ],
 )
-def test_code_of_another_form_is_refused_with_the_form(source: Path, options: dict[str, Any], reason: str) -> None:
+def test_code_with_a_wrong_signature_is_refused_with_the_right_one(
+    source: Path, options: dict[str, Any], reason: str
+) -> None:
     with source.open("a") as file:
         file.write("\n\ndef nothing_read(config, device):\n    return nn.Linear(2, 2), torch.randn(3, 2)\n")
     named = {k: f"{source}:{v}" if isinstance(v, str) else v for k, v in options.items()}
@@ -386,7 +390,7 @@ def test_option_without_effect_or_name_is_refused_before_anything_runs(
 
 
 @pytest.mark.gpu
-def test_all_own_code_of_a_step_runs_and_is_compared_on_a_gpu(source: Path) -> None:
+def test_step_of_own_code_only_runs_and_is_compared_on_a_gpu(source: Path) -> None:
     own = {
         "optimizer": "AdamW", "loss_function": "cross_entropy", "clip_function": "clip_gradients", "data": "get_batch",
         "attention": "Flash",

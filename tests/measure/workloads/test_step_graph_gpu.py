@@ -59,7 +59,7 @@ def trained(**options: Any) -> tuple[list[float], list[torch.Tensor]]:
     ],
     ids=str,
 )
-def test_graph_gives_the_bits_of_the_uncaptured_step(options: dict[str, Any]) -> None:
+def test_captured_step_is_bit_identical_to_the_uncaptured_step(options: dict[str, Any]) -> None:
     losses, parameters = trained(**options)
     captured_losses, captured = trained(**options, graph="step")
     assert losses == captured_losses

@@ -36,7 +36,7 @@ def inputs() -> list[Tensor]:
     return [torch.randn(4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
 
 
-def test_output_and_gradients_equal_those_of_apply(inputs: list[Tensor]) -> None:
+def test_output_and_gradients_equal_autograd_apply(inputs: list[Tensor]) -> None:
     assert torch.autograd.gradcheck(lambda *qkv: apply(*qkv, 3.0), inputs)
     assert torch.equal(apply(*inputs, 3.0), Product.apply(*inputs, 3.0))
     with torch.no_grad():

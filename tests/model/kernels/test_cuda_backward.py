@@ -19,7 +19,9 @@ EVERY_TILE = [tile for tiles in BACKWARD_TILES.values() for tile in tiles]
     seq_k=st.integers(1, 700),
     offset=st.integers(-300, 300),
 )
-def test_tiles_visited_are_those_that_the_mask_leaves(tile: BackwardTile, seq_q: int, seq_k: int, offset: int) -> None:
+def test_visited_tiles_are_the_visible_ones_of_the_mask(
+    tile: BackwardTile, seq_q: int, seq_k: int, offset: int
+) -> None:
     """A block computes every tile from the first that sees one of its keys on; if none does, only the last tile."""
     tiles = -(-seq_q // tile.queries)
     seen = 0
@@ -39,7 +41,7 @@ def test_tiles_visited_are_those_that_the_mask_leaves(tile: BackwardTile, seq_q:
         *((80, 512, True, 64), (80, 2048, True, 80), (80, 512, False, 64), (80, 2048, False, 80), (96, 1024, True, 64)),
     ],
 )
-def test_small_tile_is_taken_where_it_is_faster(d_head: int, seq: int, causal: bool, queries: int) -> None:
+def test_small_tile_is_chosen_if_it_is_faster(d_head: int, seq: int, causal: bool, queries: int) -> None:
     assert backward_tile(d_head, seq, seq, 0 if causal else None).queries == queries
     call = AttentionCall("cuda", "bfloat16", d_head, seq, seq, 16, 16, causal=causal)
     assert algorithm(call).padded_queries == queries  # so that its memory is predicted

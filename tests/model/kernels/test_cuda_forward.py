@@ -5,7 +5,7 @@ from __future__ import annotations
 from cs_systems.model.kernels.cuda.launch_forward import OPTIONS, WARP_ROWS, first_row
 
 
-def test_first_row_keeps_warps_from_storing_across_row_0() -> None:
+def test_first_row_is_aligned_so_that_no_warp_stores_across_row_0() -> None:
     """The copy engine fails with an illegal instruction if a store begins below row 0 and ends above."""
     for rows in (128, 192):
         for seq_q in range(1, 1025):
@@ -16,5 +16,5 @@ def test_first_row_keeps_warps_from_storing_across_row_0() -> None:
             assert seq_q <= first + tiles * rows < seq_q + WARP_ROWS
 
 
-def test_options_fit_shared_memory() -> None:
+def test_options_of_each_kernel_fit_shared_memory() -> None:
     assert all(options.shared_bytes(depth) <= 227 << 10 for depth, options in OPTIONS.items())

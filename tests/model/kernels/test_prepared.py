@@ -71,7 +71,7 @@ def test_rejected_input_is_checked_at_every_call() -> None:
     ],
     ids=["transposed", "sliced", "not aligned", "expanded", "empty"],
 )
-def test_stand_in_has_layout_and_alignment_and_no_memory(x: Tensor) -> None:
+def test_stand_in_tensor_has_layout_and_alignment_but_no_memory(x: Tensor) -> None:
     made = stand_in(x)
     assert made.device.type == "meta"
     assert (made.shape, made.stride(), made.dtype) == (x.shape, x.stride(), x.dtype)

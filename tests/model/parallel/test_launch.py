@@ -171,5 +171,5 @@ def test_splits_and_options_of_a_composition_are_read_without_torch() -> None:
         ("no_such_file.py:MyDDP", True),
     ],
 )
-def test_clocked_averaging_is_all_communication_that_backward_does_not_hide(strategy: str, is_all: bool) -> None:
+def test_strategies_that_average_after_backward_are_recognised(strategy: str, is_all: bool) -> None:
     assert averages_after_backward(strategy) is is_all

@@ -92,7 +92,7 @@ def test_overflow_on_one_rank_skips_the_step_on_all(ranks_by_size: Any, name: st
         assert any(not torch.equal(x, rank["before"][name]) for name, x in rank["scaled"].items())
 
 
-def test_single_equals_one_process() -> None:
+def test_strategy_single_equals_one_process() -> None:
     case = Case(micro_batches=2)
     alone = train_rank(compose("single"), case, 0, 1)
     same(alone["tensors"], dict(tensors(in_parts(case, 1)[0])), "alone", rtol=0, atol=0)

@@ -60,7 +60,7 @@ def test_tiles_of_backward_are_narrow_where_a_block_has_few(tokens: int, columns
 @pytest.mark.parametrize(
     "shape", [(1, 64, 64), (300, 128, 192), (1000, 768, 3072), (129, 2560, 320), (5000, 128, 3072)], ids=str
 )
-def test_kernels_compute_what_float64_does(shape: tuple[int, int, int]) -> None:
+def test_kernels_match_float64(shape: tuple[int, int, int]) -> None:
     tokens, d_model, d_ff = shape
     torch.manual_seed(0)
     wide = torch.randn(tokens, d_model + 64, device="cuda").bfloat16()

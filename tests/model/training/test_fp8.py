@@ -305,7 +305,7 @@ def test_compiled_block_in_fp8_is_one_graph_with_the_same_gradients(names: tuple
         torch.testing.assert_close(eager, compiled)
 
 
-def test_part_refuses_what_fp8_cannot_multiply() -> None:
+def test_part_refuses_matrices_that_fp8_cannot_multiply() -> None:
     odd = replace(TINY, precision=Precision.BF16, seq_len=17, parts=("fp8_linear",))
     assert parts.unavailable(odd, parts.chosen(odd.parts)) == (
         "fp8_linear: fp8 products need multiples of 16, and batch × context is 17; make it 16 or 32, or leave "

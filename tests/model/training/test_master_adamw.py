@@ -130,7 +130,7 @@ def run_kernel(optimizer: MasterAdamW) -> None:
 
 
 @pytest.mark.slow
-def test_interpreted_kernel_computes_what_torch_does() -> None:
+def test_interpreted_kernel_matches_torch() -> None:
     pytest.importorskip("triton", reason="triton is not installed: pip install triton")
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[3])}
     done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
@@ -148,7 +148,7 @@ def compare_kernel_with_torch() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("moments", [torch.float32, torch.bfloat16], ids=str)
-def test_kernel_on_a_gpu_computes_what_torch_does_on_a_cpu(moments: torch.dtype) -> None:
+def test_kernel_on_a_gpu_matches_torch_on_a_cpu(moments: torch.dtype) -> None:
     for a, b in zip(weights(*trained(moments, "cuda")), weights(*trained(moments)), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=2e-6)
 

@@ -160,7 +160,7 @@ def test_kernel_takes_any_layout(name: str, device: str) -> None:
 
 
 @DEVICES
-def test_norm_adds_in_the_dtype_that_the_plain_addition_has(device: str) -> None:
+def test_norm_adds_in_the_dtype_of_the_plain_addition(device: str) -> None:
     """Use the dtypes of autocast: the residual stream is float32, the output of attention bfloat16."""
     x, weight = torch.randn(2, 3, 20, device=device), torch.randn(20, device=device)
     added = torch.randn(2, 3, 20, device=device).bfloat16()
@@ -246,7 +246,7 @@ def exact_sums(ids: Tensor, d_out: Tensor, rows: int) -> Tensor:
 @DEVICES
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
-def test_embedding_gradient_of_any_text_is_the_sum_of_each_row(text: Tokens, dtype: torch.dtype, device: str) -> None:
+def test_embedding_gradient_of_any_tokens_is_the_sum_per_row(text: Tokens, dtype: torch.dtype, device: str) -> None:
     ids = text.on(device).to(dtype)
     d_out = torch.randn(text.count, 20, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(device)
     found, exact = embedding_gradient(ids, d_out, text.rows), exact_sums(ids, d_out, text.rows)
@@ -395,7 +395,7 @@ def test_compiled_model_is_one_graph_with_the_same_gradient_of_the_embedding() -
         ),
     ],
 )
-def test_tensors_that_a_kernel_cannot_take_are_refused(call: Callable[[], object], message: str) -> None:
+def test_unsupported_tensors_of_a_kernel_are_refused(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
 

@@ -193,7 +193,9 @@ def step(**options: Any) -> TrainStep:
 
 @pytest.mark.parametrize(("optimizer", "bytes_each"), [("default", 14), ("adamw_master", 26), ("adamw_bf16_state", 18)])
 @pytest.mark.parametrize("names", [(), ("fp8_linear",)], ids="+".join)
-def test_optimizer_moves_the_bytes_of_its_state(names: tuple[str, ...], optimizer: str, bytes_each: int) -> None:
+def test_bytes_of_an_optimizer_step_follow_from_its_state(
+    names: tuple[str, ...], optimizer: str, bytes_each: int
+) -> None:
     train = step(precision=Precision.BF16_PURE, optimizer=optimizer, parts=names)
     costs = train.cost()
     assert costs is not None
@@ -359,7 +361,7 @@ def test_part_computed_by_torch_on_a_cpu_needs_triton_on_a_gpu(
     TrainStep.preflight(Cell(replace(config, device="cpu")), resolve("cpu"))
 
 
-def test_two_parts_that_replace_the_same_are_refused_before_anything_runs() -> None:
+def test_two_parts_that_replace_the_same_module_are_refused_before_anything_runs() -> None:
     names = ("fused_weight_update", "update_in_backward")
     message = "parts fused_weight_update and update_in_backward both replace the update; leave out one of them"
     with pytest.raises(ConfigError, match=message):

@@ -63,7 +63,9 @@ COMPILED = {"compile": "default", "compile_scope": "block"}
     ],
     ids=str,
 )
-def test_training_has_the_bits_of_an_update_after_backward(others: tuple[str, ...], options: dict[str, Any]) -> None:
+def test_training_is_bit_identical_to_an_update_after_backward(
+    others: tuple[str, ...], options: dict[str, Any]
+) -> None:
     cell = replace(CELL, parts=others, **options)
     losses, plain = trained(cell)
     same_losses, fused = trained(replace(cell, parts=(*others, "fused_weight_update")))
@@ -140,7 +142,7 @@ def test_part_that_cannot_run_has_a_reason_and_a_remedy(changed: dict[str, Any],
         (1600, 1),  # 25 waves, 73 for three blocks: 2.7% better, which is not enough
     ],
 )
-def test_blocks_share_a_launch_where_that_saves_a_wave(tiles: int, blocks: int) -> None:
+def test_blocks_share_a_launch_if_that_saves_a_wave(tiles: int, blocks: int) -> None:
     assert blocks_together([(256 * tiles, 256)], 132) == blocks
 
 
@@ -178,7 +180,7 @@ def expected(optimizer: MasterAdamW, product: Product) -> tuple[Tensor, Tensor, 
 @pytest.mark.gpu
 @pytest.mark.parametrize("moments", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("tokens", [1, 65, 1000])
-def test_kernel_updates_weights_as_float64_does(moments: torch.dtype, tokens: int) -> None:
+def test_kernel_updates_weights_like_float64(moments: torch.dtype, tokens: int) -> None:
     shapes = [(64, 64), (320, 192), (128, 832), (2304, 768)]
     optimizer, made = products(tokens, shapes, moments)
     group = optimizer.param_groups[0]
@@ -200,7 +202,7 @@ def test_kernel_updates_weights_as_float64_does(moments: torch.dtype, tokens: in
             assert ((weight.double() - found.double()).abs() <= found.double().abs() * 2**-8).all()
 
 
-def test_weight_that_would_be_changed_in_a_copy_is_refused() -> None:
+def test_weight_that_needs_a_copy_is_refused() -> None:
     optimizer = MasterAdamW([nn.Parameter(torch.zeros(64, 64).bfloat16())])
     (weight,) = optimizer.param_groups[0]["params"]
     state = optimizer.tensors_of(weight)[1:]
