@@ -2,8 +2,9 @@
 
     python scripts/course_page.py    # or: make readme
 
-A task's section has what it asks, its commands at the handout's sizes, the beginning of what they printed (where
-profiles/course has it), committed records of H200s, what to look at, what a good answer says, and the usual mistakes.
+A task's section has what it asks, its commands at the handout's sizes, the tables that answer it or the beginning of
+what they printed (where profiles/course has it), committed records of H200s, what to look at, what a good answer says,
+and the usual mistakes.
 The rest of the page is written by hand. tests/docs compares the page with what this script would write.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cs_systems.core.course import Task, tasks
@@ -98,8 +99,18 @@ def excerpt(task: Task, number: int) -> str:
         outputs = outputs[1:]
     if number > len(outputs):
         return ""
-    lines = [line.rstrip() for line in outputs[number - 1].strip("\n").splitlines()]
-    return "\n".join([*lines[:MOST_LINES], "…"] if len(lines) > MOST_LINES else lines)
+    output = outputs[number - 1].strip("\n")
+    tables = "\n\n".join(answering(output, task.answers)) if task.answers else output
+    lines = [line.rstrip() for line in tables.splitlines()]
+    most = MOST_LINES * max(1, len(task.answers))
+    return "\n".join([*lines[:most], "…"] if len(lines) > most else lines)
+
+
+def answering(output: str, captions: Sequence[str]) -> Iterator[str]:
+    """Yield the first table for each of the captions' words. Tables of an output stand between empty lines."""
+    tables = output.split("\n\n")
+    for words in captions:
+        yield from [table for table in tables if words in " ".join(table.partition("───")[0].split())][:1]
 
 
 def main() -> None:

@@ -29,6 +29,7 @@ class Task:
     folder: str = ""
     limits: tuple[str, ...] = ()
     shows: tuple[int, ...] = (1,)
+    answers: tuple[str, ...] = ()
     studies: tuple[str, ...] = ()
     committed: tuple[str, ...] = ()
 

@@ -31,3 +31,11 @@ def test_excerpt_is_the_output_of_one_step(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / task.name / f"{task.name}.txt").write_text(f"$ cs-systems memory\n{long}$ cs-systems report x\none\n")
     assert course_page.excerpt(task, 1).splitlines()[-2:] == ["line 23", "…"]
     assert course_page.excerpt(task, 2) == "one"
+
+
+def test_tables_that_answer_a_task_are_in_its_output() -> None:
+    found = {task.name: course_page.excerpt(task, task.shows[0]) for task in tasks().values() if task.answers}
+    shown = {name: " ".join(text.split()) for name, text in found.items() if text}
+    assert shown
+    missing = {name: [a for a in tasks()[name].answers if a not in text] for name, text in shown.items()}
+    assert not any(missing.values()), missing
