@@ -22,7 +22,7 @@ from cs_systems.measure.runtime.supervisor import Supervisor
 from cs_systems.measure.runtime.sweep import check, same_origin
 from cs_systems.record import DONE, Environment, RunRecord
 
-SEEDS = 3  # number of loss curves of the start; their spread is what a lever may change
+SEEDS = 3  # number of runs of the start; the spread of their loss curves is how much a lever may change the losses
 EXPERIMENTS_S = 10.0  # time in s for the experiments of each cell
 FIRST_PROCESS_S = 10.0  # assumed time in s of a process, until one is measured
 LEAST_TIMEOUT_S = 60.0
@@ -40,9 +40,9 @@ class CellBench:
 
     Attributes:
         journal: the folder of the records.
-        start: the cell whose numbers are the reference.
-        keep: "training" or "strict".
-        train_steps: the length of the loss curves.
+        start: the cell with the reference losses and errors.
+        keep: how exactly the numbers must stay the same, "training" or "strict".
+        train_steps: number of steps of each loss curve.
         budget_s: the time for the whole search.
         clock: returns seconds; for tests.
     """
@@ -93,7 +93,7 @@ class CellBench:
         return self._together([cell], number)[0]
 
     def _together(self, configs: Sequence[RunConfig], number: int = 0) -> list[RunRecord]:
-        """Return the records of cells, of which those that are not recorded share the latest process."""
+        """Return the records of cells; measure those without a record together, in the latest process."""
         missing = [one for one in configs if (one.key(), number) not in self._known]
         if missing:
             began_s = self.clock()
@@ -145,7 +145,7 @@ class CellBench:
 
 
 def _errors(config: RunConfig) -> RunConfig:
-    """Return the cell that compares one step with float64; without a CUDA graph, which computes what it captured."""
+    """Return the cell that compares one step with float64. It has no CUDA graph, because a graph changes no numbers."""
     return replace(
         config,
         workload=Subject.ERRORS,

@@ -13,7 +13,7 @@ from cs_systems.formulas import energy
 from cs_systems.record import RunRecord
 
 LEAST_GAIN = statistics.MINIMUM_EFFECT
-MOST_PAIRS = 3  # most pairs of processes; without a clear difference by then, there is no gain
+MOST_PAIRS = 3  # most pairs of processes; without a clear difference after these, there is no gain
 # The error of 5% is divided among the looks after each pair, so that the interval is valid at whichever pair a trial
 # ends. The test of core/sequential.py assumes less, but takes at least 8 pairs, too many for a search of minutes.
 CONFIDENCE = 1 - (1 - statistics.CONFIDENCE) / MOST_PAIRS
@@ -77,14 +77,14 @@ def tokens_per_j(record: RunRecord) -> float | None:
 
 @dataclass(frozen=True)
 class Goal:
-    """Number that a search reduces, for each token that is trained.
+    """Quantity that a search reduces, per trained token.
 
     Attributes:
-        value: the number of a record; None if it is unknown.
-        column: the column of a trial with this number; its suffix is the unit.
+        value: returns a record's number; None if it is unknown.
+        column: the column with this number in the table of trials; its suffix is the unit.
         judge: compares the records of two cells.
-        word: ends "2 times as …".
-        missing: why a start may have no such number.
+        word: the adjective after "2 times as", such as `fast`.
+        missing: reason why a start may lack the number.
     """
 
     value: Callable[[RunRecord], float | None]

@@ -26,7 +26,7 @@ class ScriptPlan:
 
     Attributes:
         levers: their names, in the order in which they were kept.
-        seed: what is added to every seed that the script sets.
+        seed: number added to every seed that the script sets.
         is_patched: whether the script is the copy with the diff, instead of the original with hooks.
     """
 
@@ -39,7 +39,10 @@ Cell = RunConfig | ScriptPlan
 
 
 def batch_of(cell: Cell) -> int:
-    """Return the batch size, by which steps are compared per token; 1 for a script, whose batch never changes."""
+    """Return the batch size of a cell, so that steps are compared per token.
+
+    1 for a script, because its batch never changes.
+    """
     return cell.batch_size if isinstance(cell, RunConfig) else 1
 
 
@@ -251,14 +254,14 @@ class Lever:
 
 @dataclass(frozen=True)
 class Proposal:
-    """Option of a lever, or of two together, as a cell to measure beside the best one.
+    """Option of a lever, or of two together, as a cell to compare with the best one.
 
     Attributes:
         lever: its name, or two with TOGETHER between them.
         words: the options that carry it out: `precision bf16`.
         fields: the changed fields of a cell.
         numbers: see `Lever`.
-        times: the batch of the cell over that of the best one.
+        times: batch size of the cell divided by the best cell's.
         cost: see `Lever`.
     """
 

@@ -1,6 +1,7 @@
 """Bench for an unedited script: each process runs it with levers applied from outside, until its steps are recorded.
 
-The script is never edited. Records and logs lie in the folder of the search, and a patched copy in a folder of its own.
+The script is never edited. Records and logs are kept in the folder of the search, and each patched copy in a separate
+folder.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from cs_systems.core.printable import plain
 from cs_systems.core.units import human
 from cs_systems.record import RunRecord, read_records, records_path
 
-SEEDS = 3  # runs of the start; their spread is what a lever may change
+SEEDS = 3  # number of runs of the start; the spread of their losses is how much a lever may change them
 FIRST_PROCESS_S = 20.0  # assumed time in s of a process, until one is measured
 LEAST_TIMEOUT_S = 60.0
 MOST_COPIED_BYTES = 200 << 20  # largest folder that is copied to try a patch
@@ -74,7 +75,7 @@ class ScriptBench:
         return _recorded(folder) or _failed(error or _last_line(folder / "log.txt"))
 
     def check(self, cell: Cell) -> Check:
-        """Compare the losses of the recorded steps with those of the start, and of the start with other seeds."""
+        """Compare the losses of the recorded steps with the start's; the limit is the start's spread over seeds."""
         assert isinstance(cell, ScriptPlan)
         others = [self.measure(ScriptPlan(seed=seed), 0) for seed in range(1, SEEDS)]
         return numerics.training(self.measure(cell, 0), self.measure(ScriptPlan(), 0), others)

@@ -1,10 +1,10 @@
 """Search: tries one lever after the other, compared with the best cell so far, and keeps those that are proved.
 
-The option with the largest gain per cost comes first; one without an expectation counts as what it usually gains. Each
-is measured in a fresh process beside those of the best cell, and in further pairs that alternate (B A, A B) until its
-interval shows a gain or excludes one, or its median shows none. An option that launches would hide is tried together
-with a lever that frees the host. What gained nothing while the step waited for launches is tried again once it does
-not. What is kept has passed the check of its numbers.
+The option with the largest expected gain per cost is tried first; without an expectation, its usual gain counts. Each
+is measured in a new process and compared with the best cell, then in further pairs of alternating order (B A, A B)
+until its interval shows a gain or excludes one, or its median shows none. If the step waits for launches, an option is
+also tried together with a lever that relieves the host, and options without a gain are tried again once the step no
+longer waits. Options that are kept have passed the check of their numbers.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Search:
             self._prove()
 
     def _has_time(self) -> bool:
-        """Return whether the time is enough for a trial, and then for the start beside the best."""
+        """Return whether the time is enough for a trial, and afterwards for comparing the best cell with the start."""
         return self.bench.left_s() >= (PROCESSES + 2) * self.bench.process_s()
 
     def answer(self) -> Answer:
@@ -122,7 +122,7 @@ class Search:
         return max(worth, key=lambda one: one.gain(now) / one.cost, default=None)
 
     def _is_open(self, option: Proposal, now: float) -> bool:
-        """Return whether a trial may show a gain: one is expected, or there is no expectation and no trial yet."""
+        """Return whether a trial may show a gain: if one is expected, or there is no expectation and no trial yet."""
         if option.expected is None:
             return option.key not in self._tried or (option.key in self._hidden and self.situation.is_captured)
         least = AGAIN if option.key in self._tried or self._kept.intersection(option.levers) else LEAST_GAIN
@@ -165,7 +165,7 @@ class Search:
             self._keep(option, records[0])
 
     def _keep(self, option: Proposal, record: RunRecord) -> None:
-        """Make an option the best, and close those of its lever that were expected to gain less."""
+        """Make an option the best, and drop the other options of its lever with a smaller expected gain."""
         if option.expected:
             for other in _options(self.situation, self.levers):
                 if other.lever == option.lever and other.expected and other.expected.value > option.expected.value:
@@ -223,7 +223,7 @@ class Search:
     def _known(self) -> list[RunRecord]:
         """Return the records of the best cell that need not be measured again for the first pair of a trial.
 
-        The clock of a GPU's kernels is steady; a host's speed is that of the last minute.
+        On a GPU earlier records are valid; on a host only those of the last minute, because its speed varies.
         """
         records = self._records[self.best]
         if self.situation.on_gpu and not any(map(is_launch_bound, records)):
@@ -233,9 +233,10 @@ class Search:
     def _pairs(
         self, base: Cell, cell: Cell, records: list[RunRecord], of_base: list[RunRecord]
     ) -> Iterator[Judgement | str]:
-        """Yield the judgement of a cell beside another after each pair of processes, or why there is none.
+        """Compare a cell with another, and yield the judgement, or the reason for none, after each pair of processes.
 
-        records: those of the cell, filled by this. of_base: those of the other that count as the first of a pair.
+        records: records of the cell, to which this function adds. of_base: earlier records of the other cell, used as
+        its side of the first pairs.
         """
         times, known = batch_of(cell) / batch_of(base), bool(of_base)
         for pair in range(MOST_PAIRS):
@@ -259,7 +260,10 @@ class Search:
         self._whole = self.beside_start(self.best)
 
     def beside_start(self, cell: Cell) -> Judgement | None:
-        """Return the judgement of a cell beside the start, in as many pairs as the time allows; None if one fails."""
+        """Return the judgement of a cell compared with the start, in as many pairs as the time allows.
+
+        None if one fails.
+        """
         whole, began_s = None, self.bench.spent_s()
         for pair, found in enumerate(self._pairs(self.start, cell, [], []), 1):
             if isinstance(found, str):

@@ -76,7 +76,7 @@ def announce(situation: Situation, levers: Mapping[str, Lever], budget: str, sta
 
 
 def print_answer(answer: Answer) -> None:
-    """Print the result, the waterfall, what was not kept, and what the check of the numbers saw."""
+    """Print the result, the waterfall, the rejected changes, and the results of the check of numbers."""
     from cs_systems.cli._output import print_table, terminal_width
     from cs_systems.report.advice import OTHERS, WATERFALL
     from cs_systems.report.tables.formats import text_width
@@ -103,7 +103,7 @@ def print_report(folder: Path) -> None:
 
 
 def _lines(answer: Answer) -> Iterator[str]:
-    """Yield what each kept lever changed in the numbers, how to write it in a program, and what does not apply."""
+    """Yield each kept lever's effect on the numbers and its form in a program, then levers that do not apply."""
     from cs_systems.advise.lever import TOGETHER, all_levers
 
     levers = all_levers()

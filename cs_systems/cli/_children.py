@@ -18,7 +18,7 @@ _LONGEST = 60  # longest shown command, in characters
 
 
 class Children:
-    """Python processes that this process has started, grouped by what they run.
+    """Python processes that this process has started, grouped by their program.
 
     Workers of a DataLoader are left out.
     """

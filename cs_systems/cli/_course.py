@@ -30,7 +30,7 @@ MEASURING = ("time", "profile", "memory", "parallel", "attention", "comm", "prec
 
 
 class TaskRow(TypedDict):
-    """Task of the course, the GPUs that it takes at the handout's sizes, and how far it is."""
+    """Task of the course with the GPUs that it needs at the handout's sizes, and its progress."""
 
     task: str
     gpus: Annotated[

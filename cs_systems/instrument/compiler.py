@@ -68,7 +68,7 @@ class Observation:
         Args:
             install: installs the part and returns a function that removes it, or False if it cannot now; called again
                 after each removal.
-            is_guarded: whether guards of compiled code check what it changes.
+            is_guarded: whether compiled code has guards that check the changed objects.
         """
         if not _active:
             _watch_compiler()

@@ -171,7 +171,8 @@ def events(window: Text) -> Iterator[Batch]:
 
     Decoding an array of events takes far less time than decoding them one by one. The text is cut after a brace
     followed by a comma and another brace. If that brace does not close an event, the array fails to parse and its
-    events are decoded one by one. The fast decoder reads only strict JSON; Python's decoder reads what it rejects.
+    events are decoded one by one. The fast decoder reads only strict JSON; Python's decoder reads events that it
+    rejects.
     """
     number, alone = 0, 0
     while True:

@@ -38,7 +38,7 @@ def lost_launches(kernels: Kernels, calls: Calls, launch: Ints, ran: Bools) -> F
 
     Args:
         kernels: All kernels of the trace.
-        calls: All calls, also those inside others.
+        calls: All calls, including calls inside other calls.
         launch: Index of each launch of one kernel in `calls`.
         ran: Whether the trace holds the work that it launched.
     """

@@ -390,7 +390,7 @@ class _Reader:
 
     @functools.cached_property
     def launches(self) -> Launches:
-        """All calls in order of their start, and what each launched by its correlationId."""
+        """All calls in order of their start, and their launched activities by correlationId."""
         if not self._has(RUNTIME):
             return Launches(NO_CALLS, _none)
         columns = self._read(RUNTIME, "nameId", "start", "end", "globalTid", "correlationId")

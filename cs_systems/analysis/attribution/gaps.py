@@ -34,7 +34,8 @@ COPY, LATENCY, PROFILER, MALLOC, SYNC, HOST, LAUNCH, LOST, UNSEEN = CAUSES = (
     "copy", "device latency", "profiler", "cudaMalloc", "synchronisation", "host", "launch-bound",
     "launch not recorded", "kernels not recorded",
 )  # fmt: skip
-SILENT_S = 1e-3  # between two CUDA calls: many times what the framework takes from one launch to the next
+# shortest time between two CUDA calls that counts as host work: many times the usual time between two launches
+SILENT_S = 1e-3
 
 
 LATE_S = 100e-6  # from the end of a launch to its kernel: longer than any launch's own latency
@@ -206,14 +207,14 @@ def idle_during(kernels: Kernels, start_s: Floats, end_s: Floats, which: Bools |
 
 
 def _split(start: Floats, end: Floats, spans: Sequence[Span], rest: str) -> dict[str, Floats]:
-    """Return the time of each cause in each stretch; `rest` is the cause where no span covers it.
+    """Return the time of each cause in each stretch; `rest` is the cause of time that no span covers.
 
     Of several spans at once, the cause that is first in CAUSES counts.
     """
     number = np.array([CAUSES.index(span.cause) for span in spans], np.int64)
     begins, ends = (np.array([getattr(span, edge) for span in spans]) for edge in ("start_s", "end_s"))
     edges = np.unique(np.concatenate([begins, ends, start[:1], end[-1:]]))
-    # Between two edges the same spans last: those that have begun, less those that have ended.
+    # Between two edges the open spans do not change: those that have begun minus those that have ended.
     lasts = np.full(len(edges), CAUSES.index(rest))
     for cause in np.unique(number)[::-1]:
         began, ended = (np.searchsorted(edges, times[number == cause]) for times in (begins, ends))

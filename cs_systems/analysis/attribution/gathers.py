@@ -81,7 +81,7 @@ def _late_s(computing: Intervals, start: float, end: float) -> float:
 
 
 def _phase(trace: Trace, launched_s: float) -> str | None:
-    """Return the phase in which the host launched a kernel; a backward of another thread lies within the host's."""
+    """Return the phase in which the host launched a kernel. Backward in another thread counts as the host's phase."""
     ranges = trace.ranges
     around = ranges.take(np.flatnonzero((ranges.start_s <= launched_s) & (launched_s < ranges.end_s)))
     found = {meaning(name).phase for name in around.name}

@@ -1,4 +1,4 @@
-"""Work of one rank in a step, by kind: what the last rank to arrive did longer than the others.
+"""Work of one rank in a step, by kind: shows what work took the last rank longer than the others.
 
 No kind includes waiting for other ranks. The host's time outside of every operator, CUDA call and collective is Python;
 it is named by the user's innermost range, if there is one.

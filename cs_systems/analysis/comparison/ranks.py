@@ -177,10 +177,10 @@ class Straggler:
 
     Attributes:
         rank: its number.
-        delay_s: time per step from the arrival of the last rank but one to its own, where it is the last.
-        more_s: how much longer this is than the delay by any other rank, because ranks may be late in turns.
+        delay_s: time per step between the arrival of the second-to-last rank and its own arrival, when it is the last.
+        more_s: this minus the delay by any other rank, because ranks may take turns in being late.
         last: the number of collectives at which it arrives last, out of `of`.
-        least_s: lower bound of the step without the delay: the slowest other rank by itself.
+        least_s: lower bound of the step without the delay: time of the slowest other rank without waiting.
         does_longer: the work in which it takes longer; None if none explains half of the lost time.
     """
 
@@ -459,7 +459,7 @@ def collective_rows(job: Merged) -> list[CollectiveRow]:
 def straggler(job: Merged) -> Straggler | None:
     """Return the rank that delays the others the most; None if unknown.
 
-    Without its delay, the step lasts as long as the slowest other rank takes by itself, on its host or its GPU.
+    Without its delay, the step lasts as long as the slowest other rank works on its host or GPU without waiting.
     """
     if not job.matches:
         return None

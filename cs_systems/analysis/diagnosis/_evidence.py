@@ -245,7 +245,7 @@ class Evidence:
 
     @cached_property
     def blocking_share(self) -> float:
-        """Share of the usual steps' kernels whose launch lasts until their end; 0 without a trace."""
+        """Share of the usual steps' kernels with a launch that lasts until the kernel ends; 0 without a trace."""
         if self.usual is None:
             return 0.0
         kernels = self.usual.profile.trace.kernels
@@ -259,7 +259,7 @@ class Evidence:
 
     @cached_property
     def uses_torch(self) -> bool:
-        """Flag of a trace whose kernels or operators are PyTorch's; True where nothing is known of the program."""
+        """Flag of a trace with kernels or operators of PyTorch; True if the program is unknown."""
         if self.usual is None:
             return True
         trace = self.usual.profile.trace

@@ -34,7 +34,7 @@ def with_measured(
 
     If no such cell is faster, return a sentence about it: the run's rows refute the remedy.
 
-    same: fields that have the same value in all cells of the run, and are not named.
+    same: fields with the same value in all cells of the run, which are left out of the label.
     """
     if diagnosis.unit != "s" or not diagnosis.options:
         return diagnosis

@@ -19,7 +19,7 @@ from cs_systems.core.tables import Column, table
 from cs_systems.readers.snapshot import Snapshot
 
 METADATA = "metadata"
-BLOCK = 1024  # values whose highest is kept
+BLOCK = 1024  # values to look up; the maximum of each block is stored
 
 
 class AnnotationRow(TypedDict):
@@ -32,7 +32,7 @@ class AnnotationRow(TypedDict):
     requested_bytes: int  # by them
     at_peak_bytes: int  # of them, alive at the peak of the snapshot
     highest_bytes: Annotated[int | None, Column("maximum")]  # allocated in all, the highest during a range
-    change_bytes: int | None  # allocated at the end of a range, less that at its begin; sum of all
+    change_bytes: int | None  # sum over all calls of: bytes allocated at the end of a range minus bytes at its start
 
 
 @table(

@@ -221,8 +221,9 @@ def _before_by_size(made: list[Attributed]) -> tuple[list[Attributed], list[str]
 def _wider_state(gradients: Counter[int], before: Counter[int]) -> dict[int, tuple[int, int]] | None:
     """Return (parameters, state) by size if the state is twice as wide as the weights: fp32 for weights in bf16.
 
-    None unless whole sets of it are there, one for each moment and master weight, and none as wide as the weights. For
-    weights of one size alone, a block of twice the size tells nothing.
+    None unless whole sets of it are there, one for each moment and master weight, and none as wide as the weights. If
+        all
+     weights have one size, a block of twice the size shows nothing.
     """
     narrow = min(before[size] // count - 1 for size, count in gradients.items())
     rest = before - gradients
@@ -249,7 +250,7 @@ def gradient_sizes(made: Iterable[Attributed]) -> Counter[int]:
 
 
 def _by_tensor(replay: Replay, tensors: Iterable[Tensor], made: Sequence[Attributed]) -> list[Attributed]:
-    """Apply the sidecar's tensors, by the block of memory in which each tensor lies at the end."""
+    """Apply the tensors of the sidecar, each to the memory block that contains it at the end."""
     end, result = len(replay.snapshot.events), list(made)
     alive = sorted((a.allocation.address, index) for index, a in enumerate(made) if a.allocation.end == end)
     addresses = [address for address, _ in alive]

@@ -28,10 +28,10 @@ class UnusedGraphs:
     """Graphs that no backward uses, at the peak of a snapshot.
 
     Attributes:
-        at_peak: their number at the peak; 2: the last iteration's graph is alive beside the present one.
+        at_peak: number of graphs at the peak; 2 if the last iteration's graph is alive as well as the current one.
         peak_bytes: their bytes at the peak.
         site: the line of code that releases the first of them.
-        allocations: those of all such graphs.
+        allocations: allocations of all such graphs.
         peak_without_bytes: the peak without these allocations.
     """
 
@@ -103,7 +103,8 @@ class KeptOutput:
 def kept_output(found: Attribution) -> KeptOutput | None:
     """Return the largest tensor of the last pass that is freed only after the same line has made it again.
 
-    Tensors of blocks, three at once of one line, and those that backward frees are kept on purpose.
+    Tensors of blocks (three of one line at once) and tensors that backward frees are kept on purpose, so they do not
+    count.
     """
     peak, same = found.replay.peak_event, defaultdict[tuple[str, int], list[Attributed]](list)
     for one in found.allocations:

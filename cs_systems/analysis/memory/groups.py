@@ -32,7 +32,7 @@ _OF_FOREACH = ("_multi_tensor", "_foreach")  # beginnings of torch.optim's funct
 
 
 def groups(found: Attribution, apart: Iterable[Attributed]) -> Mapping[str, Sequence[Attributed]]:
-    """Return the allocations of each group, at any time; those of `apart` are in none."""
+    """Return the allocations of each group over the whole history, without the allocations in `apart`."""
     copies, models = weight_copies(found), model_copies(found)
     of_models = models.allocations if models else ()
     others = {id(one) for one in (*apart, *copies, *of_models)}
@@ -60,9 +60,12 @@ def groups(found: Attribution, apart: Iterable[Attributed]) -> Mapping[str, Sequ
 
 
 def weight_copies(found: Attribution) -> Sequence[Attributed]:
-    """Return the copies of weights in half their size that autocast makes in forward; empty if their sizes do not tell.
+    """Return the copies of weights in half their size that autocast makes in forward.
 
-    They tell if most large weights have one, of several sizes, and no size has more copies than weights.
+    Empty if their sizes do not show them.
+
+    Sizes show them if most large weights have a copy, weights have several sizes, and no size has more copies than
+    weights.
     """
     peak = found.replay.peak_event
     alive = [one for one in found.alive_at(peak) if one.allocation.requested_bytes >= LARGE_BYTES // 2]
@@ -79,7 +82,7 @@ def weight_copies(found: Attribution) -> Sequence[Attributed]:
 
 
 def _scores(found: Attribution, kept: Sequence[Attributed]) -> Sequence[Attributed]:
-    """Return what a softmax made, and what its function keeps of the same size: scores before it, or with a mask."""
+    """Return the outputs of softmax and the scores before it that its calling function keeps, masked or not."""
     of_softmax = [one for one in kept if _of_softmax(found, one)]
     alike = {(one.allocation.requested_bytes, _function(found, one)) for one in of_softmax}
     return [one for one in kept if (one.allocation.requested_bytes, _function(found, one)) in alike]
@@ -99,9 +102,9 @@ def _of_softmax(found: Attribution, one: Attributed) -> bool:
 
 
 def _logits(found: Attribution, own: Sequence[Attributed]) -> Iterator[Attributed]:
-    """Yield the tensors of the loss and lm_head, and those of a pass that are as large as the loss's largest.
+    """Yield the tensors of the loss and lm_head, and tensors of the pass as large as the largest of the loss.
 
-    Logits that the loss converts to fp32 are half as large, and the last large tensor before it.
+    Logits in 16 bits that the loss converts to fp32 are half as large; they are the last large tensor before the loss.
     """
     largest = max((one.allocation.requested_bytes for one in own if one.phase == Phase.LOSS), default=0)
     before: Attributed | None = None
@@ -133,7 +136,7 @@ def _earlier_gradients(found: Attribution, own: Sequence[Attributed]) -> Iterato
 
 
 def _begin_of_pass(found: Attribution) -> int | None:
-    """Return the first event of the forward pass that the peak is in, or whose backward it is in."""
+    """Return the first event of the forward pass at the peak, or of the forward pass of the backward at the peak."""
     begins = None
     for event in range(found.replay.peak_event, BEFORE, -1):
         phase = found.places[event].phase

@@ -1,8 +1,9 @@
 """Allocations of each step that are never freed: growth of a program's memory, by the line that makes it.
 
-A step ends with the optimizer's update; where there are no updates, with a backward pass, else before a forward pass.
-A line of code leaks if allocations that it made in each step but the first and the last are alive at the end: the first
-step also creates what stays, such as the optimizer's state, and the tensors of the last one are still in use.
+A step ends with the optimizer's update; if there are no updates, with a backward pass; if there are none either, before
+a forward pass. A line of code leaks if allocations that it made in each step but the first and the last are alive at
+the end: the first step also creates what stays, such as the optimizer's state, and the tensors of the last one are
+still in use.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from cs_systems.analysis.memory.sites import outside_forward
 from cs_systems.config import Phase
 
 LEAST_STEPS = 5  # in three of them, without the first and the last, each leaking line has left something
-OF_A_GRAPH = 3  # lines of forward and loss that all leak: what they keep is the graph of autograd
+OF_A_GRAPH = 3  # lines of forward and loss that all leak keep the graph of autograd
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from cs_systems.readers.snapshot import Frame, Stack
 
 LARGE_BYTES = 1 << 16  # vectors of any model have equal sizes
 FEWEST = 8  # tensors of a model
-PRECISIONS = (1.0, 0.5, 2.0)  # sizes of a copy's tensors, compared with those of the weights
-# Functions of which one makes a copy of a model; the moments of an optimizer come from none of them.
+PRECISIONS = (1.0, 0.5, 2.0)  # possible sizes of a copy's tensors, as a multiple of the weights' sizes
+# A copy of a model is made by one of these functions; the moments of an optimizer are not.
 MAKES = re.compile(r"(__)?deepcopy(__)?|load_state_dict|from_pretrained|_apply|convert|to|to_empty")
 _OF_LIBRARY = re.compile(r"(^|/)(site|dist)-packages/|/lib/python3|(^|/)copy\.py$|(^|/)torch/")
 

@@ -139,7 +139,7 @@ def last_failure(found: Attribution) -> Failure | None:
     cause, lacks = why(oom, pieces)
     held = Counter[tuple[str, str]]()
     for one in found.alive_at(oom.event):
-        # The failure ends the pass, so that what it kept for backward is freed before any.
+        # The failure ends the pass, so tensors kept for backward are freed before any backward.
         unwound = one.category == TEMPORARIES and one.phase in (Phase.FORWARD, Phase.LOSS)
         site = found.sites[one.allocation.stack] or one.phase or ""
         held[ACTIVATIONS if unwound else one.category, site] += one.allocation.bytes

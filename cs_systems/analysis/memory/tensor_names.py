@@ -77,7 +77,7 @@ def tensor_names(attribution: Attribution, size: str | None = None) -> TensorNam
         elements = [e for e in ELEMENT_BYTES if _fits(config.model, e, sizes)]
         return _names(config.model, elements, config, f"tensors are named by their size, from {config.model.label}")
     if config is not None and config.workload not in CONFIGURED:
-        return TensorNames({}, {}, "")  # a model of somebody's own may have sizes of a preset, but not its names
+        return TensorNames({}, {}, "")  # a user's own model may have the sizes of a preset, but not its names
     for name, model in PRESETS.items():
         elements = [e for e in ELEMENT_BYTES if _fits(model, e, sizes)]
         if elements and _explains_most(model, elements, attribution):

@@ -377,7 +377,7 @@ def _few(trace: Trace, steps: Sequence[Step]) -> list[Step]:
 
 
 def _runs(steps: Sequence[Step]) -> list[tuple[Step, ...]]:
-    """Return the steps in runs of those that follow each other by less than a step."""
+    """Return the steps in groups of steps that follow each other with gaps shorter than a step."""
     usual_s = float(np.median([step.end_s - step.start_s for step in steps]))
     runs: list[list[Step]] = []
     for step in steps:

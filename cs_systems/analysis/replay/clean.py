@@ -37,8 +37,9 @@ INFLATIONS = {"kineto": Inflation(20 * US, 2.13), "nsys": Inflation(10.6 * US, 1
 class Clean:
     """Step of the same program that ran without a profiler, in s.
 
-    step_s: its duration. host_s, device_s: time that the host took to submit each phase, and that the device took for
-    it; the key `step` stands for the whole step.
+    step_s: its duration. host_s, device_s: time that the host took to submit each phase, and time that the device took
+        for
+     it; the key `step` means the whole step.
     """
 
     step_s: float
@@ -96,7 +97,7 @@ def by_clean(subject: Subject, clean: Clean) -> Costs:
             inside, host = within(subject, chosen), host_in(subject, chosen)
         if phase in clean.host_s and (own_s := float(host[0].sum() + host[1].sum())) > 0:
             wait_s = float(waited[inside].sum())
-            # A profiler slows down launching; what the program does by itself for long takes as long without one.
+            # A profiler slows down launching; the program's own long work takes as long without a profiler.
             launching = np.where(costs.segment > SILENT_S, 0.0, host[0])
             alone_s = float(host[0].sum() - launching.sum())
             left_s = clean.host_s[phase] * count - wait_s - alone_s

@@ -33,7 +33,8 @@ TOLERANCE_S = 10 * US  # of an activity's start; what is later by more is unexpl
 CALL_TOLERANCE_S = 50 * US  # of a call's end
 NEAR_S = 20 * US  # longest gap between two activities of a stream that were both queued
 LEAST_BURST = 3  # calls of a thread in a row, if it takes turns with the main thread
-OVERLAPS = 0.05  # share of a thread's calls that overlap those of the main thread: it does not take turns with it
+# a thread with a larger share of calls that overlap those of the main thread does not take turns with it
+OVERLAPS = 0.05
 USUAL_WAIT_S = 3 * US  # of a call that waits, if none of its name does not
 LONG = 3.0  # times the usual duration of a launch: it was blocked
 NEVER = -np.inf
@@ -65,13 +66,14 @@ class Costs:
     Attributes:
         segment: host time before each call.
         work: each call's own host time.
-        waits: whether a call waits for what it awaits.
+        waits: whether a call waits for its awaited activities.
         blocks: whether a full launch queue blocks a call.
-        lead: from a call's end (of one that an activity runs inside, its start) to the activity.
-        gap: from the end of the activity before on the stream.
+        lead: from a call's end to its activity; from the call's start if the activity runs inside the call.
+        gap: from the end of the previous activity on the stream.
         link: from the end of an activity on another stream.
         duration: each activity's own.
-        until: end of each activity that others decide, such as other ranks of a collective; -inf for none.
+        until: earliest end of each activity as set from outside, such as by the other ranks of a collective; -inf if
+            not set.
         back: from the end of an activity to that of each call, if it waits for it.
     """
 
@@ -94,15 +96,15 @@ class Graph:
     Attributes:
         recorded: the calls and activities.
         previous: the call before each on its thread.
-        over: the call of another thread that handed over to it.
-        before: the activity before each on its stream.
-        first: for each call, the index of its first activity; its activities end where those of the next begin.
+        over: the call of another thread after which each call could start.
+        before: the previous activity on its stream, for each activity.
+        first: for each call, the index of its first activity; its activities end at the next call's first.
         waits: what calls and activities wait for.
         queue: how many activities the launch queue of a stream holds.
         slot: the activity that must have ended before a call finds room in the launch queue.
         fixed: start of each activity that is a boundary condition; NaN of others.
-        costs: as recorded.
-        constants: the delays of the trace.
+        costs: the recorded durations and delays.
+        constants: usual delays of this trace.
         unexplained_s: delays that no edge explains, in sum.
     """
 
@@ -267,7 +269,7 @@ def befores(r: Recorded) -> Ints:
 def _work(r: Recorded, waits: WaitEdges, usual: Constants) -> tuple[Floats, Floats, Constant, float]:
     """Return (own work of each call, its return from a wait, the constant, delays of calls that nothing explains).
 
-    A call that waited has the usual work of its name, of those that did not wait. After a copy that it waited for, the
+    A call that waited gets the usual work of calls of its name that did not wait. After a copy that it waited for, the
     host may copy on, and after a wait for memory it may map pages: the return of these is as recorded.
     """
     lasted = r.end_s - r.start_s
@@ -276,7 +278,7 @@ def _work(r: Recorded, waits: WaitEdges, usual: Constants) -> tuple[Floats, Floa
     copies = np.array([bool(waits.inside[found[0]]) for found in waits.awaited.values()], bool)
     works_on = copies | np.isin(awaited, of_kind(r, Kind.ALLOCATION))
     is_mark = r.name.codes[awaited] == 0
-    # One whose activity had ended just before may still have waited for a moment.
+    # A call may still have waited for a moment if its activity had ended just before.
     waited = (copies | (ended > r.start_s[awaited] - TOLERANCE_S)) & ~is_mark
     tail = r.end_s[awaited] - ended
     back = _constant(tail[waited & ~works_on & (ended > r.start_s[awaited] + 5 * US)], usual.back)
@@ -342,7 +344,7 @@ def slots(r: Recorded, order: Ints, queue: int) -> Ints:
 
 
 def with_quartiles(graph: Graph) -> list[Costs]:
-    """Return the costs with the constants at their first and at their third quartiles, where no gap is recorded."""
+    """Return the costs with unrecorded delays set to the constants' first and third quartiles."""
     costs, (launch, gap, back) = graph.costs, graph.constants
     return [
         replace(

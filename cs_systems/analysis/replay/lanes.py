@@ -89,7 +89,7 @@ def _name(r: Recorded, thread: int) -> str:
 
 
 def _host(part: Part, times: Times, work: Floats, calls: Ints, begin_s: float) -> list[Box]:
-    """Return the host's own work, from the end of what a call follows, and the rest of the call as a wait."""
+    """Return the host's own work since the previous event, and the rest of the call as a wait."""
     graph = part.graph
     after = np.maximum(
         np.where(graph.previous[calls] >= 0, times.end_s[graph.previous[calls]], -np.inf),

@@ -33,8 +33,8 @@ class Together:
 
     Attributes:
         parts: the steps of each rank.
-        calls: activities by rank and collective; UNKNOWN where a rank is not in the collective's group.
-        offset_s: what a rank's clock is ahead of that of the first.
+        calls: activities by rank and collective; UNKNOWN if a rank is not in the collective's group.
+        offset_s: seconds by which each rank's clock is ahead of the first rank's.
         transfer_s: duration of each collective once its last rank has arrived.
     """
 
@@ -125,7 +125,7 @@ class Together:
 
 
 def together(replays: Sequence[Replay]) -> Together | Refusal:
-    """Return the joint replay of the ranks of a job, in their order, or why there is none."""
+    """Return the joint replay of a job's ranks, in their order, or the reason why there is none."""
     for number, one in enumerate(replays):
         if one.why_not:
             return Refusal(f"rank {number}: {one.why_not}")

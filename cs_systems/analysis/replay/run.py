@@ -19,7 +19,7 @@ CHUNK = 256  # calls of a stretch at once; fewer than any launch queue holds
 
 @dataclass(frozen=True)
 class Times:
-    """When the calls started and ended, and the activities began and ended, in s from the begin of the first step."""
+    """When the calls started and ended, and the activities began and ended, in s from the start of the first step."""
 
     start_s: Floats
     end_s: Floats
@@ -175,10 +175,10 @@ def total(steps: Floats) -> float:
 def repeated(graph: Graph) -> Graph:
     """Return the graph of the same steps twice in a row, as a loop repeats them.
 
-    What is in flight at the begin of the second time is what the first time left behind.
+    Activities in flight at the start of the second copy are those that the first copy leaves unfinished.
     """
     r, calls, count = graph.recorded, len(graph.previous), len(graph.before)
-    early = int(graph.first[0])  # activities in flight at the begin
+    early = int(graph.first[0])  # activities in flight at the start
     own = count - early
     last_of_stream = np.full(len(r.of_stream), UNKNOWN)
     last_of_stream[r.stream[r.position]] = r.position  # the last assignment of a stream counts

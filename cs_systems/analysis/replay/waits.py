@@ -1,7 +1,7 @@
 """Waits of a recorded step: which activities a call of the host waits for, and which an activity of another stream.
 
-The file names them, or the times do: what ended just before the wait did is what it waited for. An activity that ended
-later than the wait cannot be its cause.
+The file names these activities, or the times show them: an activity that ended just before the wait ended is its cause.
+An activity that ended later than the wait cannot be its cause.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ class Enqueued:
 
 
 class WaitEdges(NamedTuple):
-    """Activities by what waits for them.
+    """Activities that calls and other activities wait for.
 
     awaited: call → activities that it waits for. depends: activity → activities of other streams. inside: activities
-    that run inside their call, which waits for them. guessed: stream waits of which the file does not name the cause.
+    that run inside their call, which waits for them. guessed: stream waits whose cause the file does not name.
     """
 
     awaited: dict[int, list[int]]

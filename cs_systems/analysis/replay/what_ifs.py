@@ -1,4 +1,4 @@
-"""Names of changes, such as `host:augment=0`, and the table of what a step would take after each.
+"""Names of changes, such as `host:augment=0`, and the table of step durations expected after each.
 
 A profiled record keeps this table for the changes that its diagnoses ask for, since the trace may be gone when they are
 made again: `together` makes it, and `Recalled` answers from it.
@@ -134,7 +134,7 @@ def of_ranks(joint: Together | Refusal, texts: Sequence[str]) -> tuple[list[What
 
 
 class Answering(Protocol):
-    """Replay that is at hand, or was: it tells the duration of a step after changes."""
+    """Replay, or its stored answers: predicts the duration of a step after changes."""
 
     @property
     def step_s(self) -> float:

@@ -16,7 +16,7 @@ from cs_systems.measure.runtime.experimenting import Step
 
 ROUNDS = 3
 MOST_CALLS, ROUND_S = 10, 2e-3  # most calls of a round, and its duration: enough to time them by events
-HOLD_S = 1e-3  # the device is held while a round is launched
+HOLD_S = 1e-3  # seconds for which the device is held while a round is launched
 
 
 class Layout(NamedTuple):

@@ -35,7 +35,7 @@ class _Holds:
     Attributes:
         is_ahead: every piece so far was launched completely before the device began it.
         busy_s: time of all pieces on the device.
-        hold_s: how long the next piece is held.
+        hold_s: seconds for which the device is held for the next piece.
     """
 
     def __init__(self, device: Device, hold_s: float) -> None:
@@ -119,7 +119,8 @@ def _run(step: Step) -> list[ExperimentRow]:
 def _device_s(step: Step, held: dict[str, float], divided: set[str]) -> tuple[float, str]:
     """Run one step; return its time on the device, and a phase in which the device was not held to the end, or "".
 
-    held: phase → how long it is held; extended. divided: the phases that are launched in pieces; extended.
+    held: phase → seconds for which the device is held; updated here. divided: phases that are launched in pieces;
+    updated here.
     """
     step.prepare()
     busy_s, late = 0.0, ""

@@ -98,7 +98,7 @@ def _objects(
 
 
 def _reached(function: Any) -> Iterator[tuple[str, Any]]:
-    """Yield, without duplicates, the objects that a function holds or names, and those of functions that it names."""
+    """Yield, without duplicates, the objects that a function holds or names, and those that functions in them name."""
     waiting, seen = [("the step", function)], set[int]()
     while waiting and len(seen) < MOST_FUNCTIONS:
         name, value = waiting.pop()

@@ -141,7 +141,7 @@ def _on_model(model: nn.Module) -> Iterator[Callable[[], Undo]]:
 
 
 def _wrapped(function: Callable[..., Any], tells: Tells) -> Callable[..., Any]:
-    """Wrap the function in the phase that `tells` returns for its arguments; None means no phase."""
+    """Wrap the function in the phase that `tells` returns for the call's arguments; no phase if it returns None."""
 
     @passed_through
     @functools.wraps(function)

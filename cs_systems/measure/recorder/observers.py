@@ -73,7 +73,7 @@ class Observer(Guest):
     """Observer of a loop in the thread that runs it; every call does nothing by default.
 
     Attributes:
-        is_looking: the calls whose names begin with `look` are wanted now.
+        is_looking: whether the methods named `look…` are called now.
         runs_operators: looks and conclusions run torch operators, so they are skipped while the program runs a
             profiler.
         kept: tables found so far.

@@ -176,7 +176,7 @@ def run(
     given = options | {argument: value for argument, value in named.items() if value is not None}
     live = {argument: given.pop(argument) for argument in list(given) if _is_live(argument, given[argument])}
     _check_live(live, given)
-    # a live model has blocks of its own, so its plan is checked when the configuration names the model
+    # a live model has its own blocks, so its checkpoint plan is checked later, when the configuration names the model
     plan = {"checkpoint": given.pop("checkpoint")} if live and "checkpoint" in given else {}
     config = replace(config or RunConfig(), **given)
     check([config], timeout_s=timeout_s)

@@ -26,7 +26,7 @@ def pieces(text: str) -> list[str]:
 
 
 def in_lines(text: str, most: int) -> list[str]:
-    """Return the text in at most so many lines, broken between words so that the longest is as short as possible."""
+    """Return the text broken between words into at most this many lines, with the longest line as short as possible."""
     for width in range(max(map(len, text.split()), default=1), len(text) + 1):
         lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
         if len(lines) <= most:
