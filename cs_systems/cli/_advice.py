@@ -58,8 +58,13 @@ def try_after_trace(answer: DiagnosisAnswer, record: RunRecord | None) -> list[s
 
 
 def say(line: str) -> None:
-    """Print a line of progress to standard error."""
-    print(plain(line) if not line.startswith(" ") else "  " + plain(line), file=sys.stderr, flush=True)
+    """Print a line of progress to standard error, wrapped on a terminal."""
+    from cs_systems.cli._output import terminal_width
+
+    text = f"  {plain(line)}" if line.startswith(" ") else plain(line)
+    if width := terminal_width(stream=sys.stderr):
+        text = textwrap.fill(text, width, subsequent_indent="  ", break_on_hyphens=False)
+    print(text, file=sys.stderr, flush=True)
 
 
 def announce(situation: Situation, levers: Mapping[str, Lever], budget: str, start: str) -> None:
