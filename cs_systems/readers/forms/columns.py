@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass, fields
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,6 +130,39 @@ def outermost(group: Ints, start_s: Floats, end_s: Floats) -> Ints:
     return around
 
 
+class Columns:
+    """Rows as columns of one length: each field of the dataclass is an array or a `Categorical`."""
+
+    __slots__ = ()
+
+    def _columns(self) -> list[Any]:
+        return [getattr(self, each.name) for each in fields(self)]  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return len(self._columns()[0])
+
+    def take(self, which: Ints | Bools) -> Self:
+        """Return the chosen rows."""
+        return type(self)(*(c.take(which) if isinstance(c, Categorical) else c[which] for c in self._columns()))
+
+
+@dataclass(frozen=True)
+class Spans(Columns):
+    """Named stretches of time on threads, as columns; whole numbers follow."""
+
+    name: Categorical[str]
+    start_s: Floats
+    end_s: Floats
+    thread: Ints
+
+    @classmethod
+    def of(cls, rows: Iterable[tuple[Any, ...]]) -> Self:
+        """Return the rows, in their order."""
+        name, start, end, *numbers = zip(*rows, strict=True) if (rows := [*rows]) else ((),) * len(fields(cls))
+        times = np.array(start, np.float64), np.array(end, np.float64)
+        return cls(Categorical.of(name), *times, *(np.array(column, np.int64) for column in numbers))
+
+
 class Range(NamedTuple):
     """Named part of the program: an NVTX range or a `record_function`."""
 
@@ -139,29 +172,11 @@ class Range(NamedTuple):
     thread: int
 
 
-@dataclass(frozen=True)
-class Ranges:
+class Ranges(Spans):
     """Fields of `Range` as columns."""
-
-    name: Categorical[str]
-    start_s: Floats
-    end_s: Floats
-    thread: Ints
-
-    @classmethod
-    def of(cls, rows: Sequence[Range]) -> Ranges:
-        name, start, end, thread = zip(*rows, strict=True) if rows else ((),) * 4
-        times = np.array(start, np.float64), np.array(end, np.float64)
-        return cls(Categorical.of(name), *times, np.array(thread, np.int64))
-
-    def __len__(self) -> int:
-        return len(self.start_s)
 
     def __iter__(self) -> Iterator[Range]:
         return map(Range, self.name, self.start_s.tolist(), self.end_s.tolist(), self.thread.tolist())
-
-    def take(self, which: Ints | Bools) -> Ranges:
-        return Ranges(self.name.take(which), self.start_s[which], self.end_s[which], self.thread[which])
 
     @functools.cached_property
     def timelines(self) -> dict[int, Timeline[str]]:

@@ -26,9 +26,11 @@ from cs_systems.readers.forms.columns import (
     UNKNOWN,
     Bools,
     Categorical,
+    Columns,
     Floats,
     Ints,
     Ranges,
+    Spans,
     distinct,
     outermost,
     taken,
@@ -94,33 +96,14 @@ class Call(NamedTuple):
     thread: int
 
 
-@dataclass(frozen=True, slots=True)
-class Calls:
+class Calls(Spans):
     """All calls in order of their start: the fields of `Call` as columns.
 
     Calls of one thread do not enclose each other: a driver's call inside a call of the runtime is left out.
     """
 
-    name: Categorical[str]
-    start_s: Floats
-    end_s: Floats
-    thread: Ints
-
-    @classmethod
-    def of(cls, rows: Iterable[Call]) -> Calls:
-        """Return the calls of an iterable, in its order."""
-        name, start, end, thread = zip(*rows, strict=True) if (rows := [*rows]) else ((),) * 4
-        times = np.array(start, np.float64), np.array(end, np.float64)
-        return cls(Categorical.of(name), *times, np.array(thread, np.int64))
-
-    def __len__(self) -> int:
-        return len(self.start_s)
-
     def __iter__(self) -> Iterator[Call]:
         return map(Call, self.name, self.start_s.tolist(), self.end_s.tolist(), self.thread.tolist())
-
-    def take(self, which: Ints | Bools) -> Calls:
-        return Calls(self.name.take(which), self.start_s[which], self.end_s[which], self.thread[which])
 
     def where(self, wanted: Callable[[str], object]) -> Calls:
         """Return the calls with a name that `wanted` accepts."""
@@ -135,7 +118,7 @@ KernelRow = tuple[Function, float, float, int, int, bool, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Kernels:
+class Kernels(Columns):
     """All kernel executions in order of their start: the fields of `Kernel` as columns.
 
     `thread` and the times of the launch are those of the call to which the profiler attributes the kernel. It may lie
@@ -214,9 +197,6 @@ class Kernels:
             launched[np.arange(len(self)) < recorded[stream]] = -np.inf
         return launched
 
-    def __len__(self) -> int:
-        return len(self.start_s)
-
     def __getitem__(self, i: int) -> Kernel:
         return next(self.rows(np.array([i])))
 
@@ -246,7 +226,7 @@ NO_KERNELS = Kernels.of(())
 
 
 @dataclass(frozen=True, slots=True)
-class Allocations:
+class Allocations(Columns):
     """Calls that allocated or freed device memory, in order of time.
 
     `change_bytes` is negative for a free; `thread` is UNKNOWN where the call was not recorded.
@@ -255,9 +235,6 @@ class Allocations:
     time_s: Floats
     thread: Ints
     change_bytes: Ints
-
-    def __len__(self) -> int:
-        return len(self.time_s)
 
 
 class Copy(NamedTuple):
@@ -274,7 +251,7 @@ class Copy(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
+class Copies(Columns):
     """All copies in order of their start: the fields of `Copy` as columns."""
 
     kind: Categorical[str]
@@ -297,9 +274,6 @@ class Copies:
         )
         return cls(Categorical.of(kind), *times, device, stream, size, call, Categorical.of(name))
 
-    def __len__(self) -> int:
-        return len(self.start_s)
-
     def __iter__(self) -> Iterator[Copy]:
         times = self.start_s.tolist(), self.end_s.tolist(), self.device.tolist()
         known = (
@@ -308,21 +282,9 @@ class Copies:
         )
         return map(Copy, self.kind, *times, *known, self.name)
 
-    def take(self, which: Ints | Bools) -> Copies:
-        return Copies(
-            self.kind.take(which),
-            self.start_s[which],
-            self.end_s[which],
-            self.device[which],
-            self.stream[which],
-            self.bytes[which],
-            self.call[which],
-            self.name.take(which),
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class Waits:
+class Waits(Columns):
     """Waits with a cause that the file itself names, in any order.
 
     A call may wait without a row here: most files name no cause. `stream` is the stream waited for, on `device`;
@@ -337,13 +299,6 @@ class Waits:
     device: Ints
     event_call: Ints
     waiting_stream: Ints
-
-    def __len__(self) -> int:
-        return len(self.call)
-
-    def take(self, which: Ints | Bools) -> Waits:
-        columns = self.call, self.stream, self.device, self.event_call, self.waiting_stream
-        return Waits(*(column[which] for column in columns))
 
 
 INVALID = (1 << 32) - 1  # CUPTI's number for no stream or no event
@@ -392,24 +347,11 @@ class Op(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ops:
+class Ops(Spans):
     """Fields of `Op` as columns."""
 
-    name: Categorical[str]
-    start_s: Floats
-    end_s: Floats
-    thread: Ints
     sequence: Ints
     forward_thread: Ints
-
-    @classmethod
-    def of(cls, rows: Sequence[Op]) -> Ops:
-        name, start, end, *numbers = zip(*rows, strict=True) if rows else ((),) * 6
-        times = np.array(start, np.float64), np.array(end, np.float64)
-        return cls(Categorical.of(name), *times, *(np.array(column, np.int64) for column in numbers))
-
-    def __len__(self) -> int:
-        return len(self.start_s)
 
     def __iter__(self) -> Iterator[Op]:
         columns = (self.start_s, self.end_s, self.thread, self.sequence, self.forward_thread)
