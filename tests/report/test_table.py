@@ -562,3 +562,12 @@ def test_warmup_is_a_column_only_where_cells_differ_in_nothing_else(build: Build
     ]
     shown = [{column.name for column in tables(chosen)[0].columns} for chosen in (records, records[1:3])]
     assert ["warmup" in names for names in shown] == [True, False]
+
+
+def test_name_of_own_code_is_shortened_before_a_column_is_dropped() -> None:
+    name = "tests/adapters.py:get_flashattention_autograd_function_pytorch"
+    rows = [{"attention": each, "forward_s": 0.1, "backward_s": 0.2, "step_s": 0.3} for each in ("naive", name)]
+    narrow = render_rows(rows, width=60)
+    assert "tests/adapters…ction_pytorch" in narrow
+    assert "hidden columns" not in narrow
+    assert name in render_rows(rows, width=200)

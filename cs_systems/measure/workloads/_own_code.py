@@ -9,6 +9,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy
@@ -183,10 +184,16 @@ _COMPARED: dict[str, Callable[[str, torch.device], Compared | None]] = {
 }  # fmt: skip
 
 
-def attention_row(name: str, function: Callable[..., Any], call: AttentionCall) -> OwnCodeRow:
-    """Compare an attention function with naive in float64: the output, and the gradients that the call needs."""
+IGNORES_MASK = "is_causal has no effect"
 
-    def pairs() -> Pairs:
+
+def attention_row(name: str, function: Callable[..., Any], call: AttentionCall) -> OwnCodeRow:
+    """Compare an attention function with naive in float64: the output, and the gradients that the call needs.
+
+    A causal call whose result is that without the mask has a note.
+    """
+
+    def pairs(causal: bool = call.causal) -> Pairs:
         dtype = getattr(torch, call.dtype)
         q = (2, call.heads_q, min(call.seq_q, LENGTH), call.d_head)
         k = (2, call.heads_kv, min(call.seq_k, LENGTH), call.d_head)
@@ -194,7 +201,7 @@ def attention_row(name: str, function: Callable[..., Any], call: AttentionCall) 
         options |= {} if call.window is None else {"window": call.window}
         leaves = [torch.randn(shape).to(call.device, dtype).requires_grad_(call.needs_backward) for shape in (q, k, k)]
         exacts = [x.detach().double().requires_grad_(call.needs_backward) for x in leaves]
-        own, exact = function(*leaves, **options), NAIVE(*exacts, **options)
+        own, exact = function(*leaves, **options), NAIVE(*exacts, **options | {"causal": causal})
         yield own, exact
         if call.needs_backward:
             gradient = torch.randn(exact.shape).to(call.device, dtype)
@@ -204,7 +211,11 @@ def attention_row(name: str, function: Callable[..., Any], call: AttentionCall) 
                 strict=True,
             )
 
-    return row(FIELDS["attention"].option, name, "naive in float64", pairs)
+    option, reference = FIELDS["attention"].option, "naive in float64"
+    found = row(option, name, f"causal {reference}" if call.causal else reference, pairs)
+    if call.causal and found["same"] == "no" and row(option, name, reference, partial(pairs, False))["same"] == "yes":
+        return {**found, "note": IGNORES_MASK}
+    return found
 
 
 def model_row(name: str, make: Callable[[ModelConfig], nn.Module], device: torch.device) -> OwnCodeRow:

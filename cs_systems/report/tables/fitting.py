@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from cs_systems.core.printable import shortened
 from cs_systems.report.tables.columns import Column
 from cs_systems.report.tables.table import Table
 
@@ -15,6 +16,7 @@ WRAP_WIDTH = 22  # text columns may wrap down to this width
 NARROW_WIDTH = 10  # used if the columns do not fit otherwise
 GAP = 2  # characters between two columns
 SHORT = {"forward": "fwd", "backward": "bwd", "synchronize": "sync", "optimizer": "opt"}
+CODE_WIDTH = 28  # of a name of the user's own code, on a terminal that is too narrow for whole names
 LONG_WORD = 12  # longest word that is not broken on paper, in characters
 _PIECE = re.compile(rf"[^_./:,;<>()=+-]{{1,{LONG_WORD}}}[_./:,;<>()=+-]*|[_./:,;<>()=+-]+")
 
@@ -57,6 +59,14 @@ def fitting(
         left_out += [c for c in columns if c.name == name]
         columns = [c for c in columns if c.name != name]
     return columns, left_out
+
+
+def with_short_code(table: Table) -> Table:
+    """Return the table with the names of the user's own code, `path.py:name`, shortened in their middle."""
+    codes = [*dict.fromkeys(cell for c in table.columns for cell in c.cells if ".py:" in cell and " " not in cell)]
+    short = dict(zip(codes, shortened(codes, CODE_WIDTH), strict=True))
+    columns = [replace(c, cells=tuple(short.get(cell, cell) for cell in c.cells)) for c in table.columns]
+    return replace(table, columns=tuple(columns)) if short else table
 
 
 def least(columns: Sequence[Column], wrap: int = WRAP_WIDTH, breaks: Breaks = TERMINAL) -> int:

@@ -24,6 +24,7 @@ from cs_systems.report.tables.fitting import (
     fitting,
     least,
     widths,
+    with_short_code,
     with_short_titles,
 )
 from cs_systems.report.tables.table import Table
@@ -55,6 +56,8 @@ def terminal(tables: Sequence[Table], width: int | None, color: bool) -> str:
         console = _console(out, asked or max(DEFAULT_WIDTH, whole), color)
         if whole > console.width and table.short is not None:
             table = with_short_titles(table.short)
+        if least(table.columns) > console.width:
+            table = with_short_code(table)
         columns, left_out = fitting(table, console.width)
         if number:
             console.print()

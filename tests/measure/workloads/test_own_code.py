@@ -145,6 +145,11 @@ class Flash(torch.autograd.Function):
         return cls.factor * to_scores @ k, to_scores.transpose(-1, -2) @ q, weights.transpose(-1, -2) @ gradient, None
 
 
+class Unmasked(Flash):
+    @staticmethod
+    def forward(ctx, q, k, v, is_causal=False):
+        return Flash.forward(ctx, q, k, v, False)
+
 class WrongFlash(Flash):
     factor = 2
 
@@ -322,6 +327,14 @@ def test_attention_call_takes_a_function_class_and_one_with_a_mask(source: Path,
     shape = AttentionShape(batch=1, heads=2, seq=32, d_head=16, causal=causal)
     _, (row,) = compared(ATTENTION_CALL, attention=f"{source}:{name}", shape=shape)
     assert row["same"] == "yes", row
+
+
+def test_attention_that_ignores_the_mask_has_a_note(source: Path) -> None:
+    shape = AttentionShape(batch=1, heads=2, seq=32, d_head=16, causal=True)
+    _, (row,) = compared(ATTENTION_CALL, attention=f"{source}:Unmasked", shape=shape)
+    assert (row["same"], row["reference"], row["note"]) == (
+        "no", "causal naive in float64", "is_causal has no effect",
+    )  # fmt: skip
 
 
 def test_own_model_runs_with_other_own_code_and_is_compared_with_the_built_in(source: Path) -> None:
