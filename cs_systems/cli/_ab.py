@@ -359,4 +359,4 @@ def _question(args: Ab) -> Question:
 def _share(text: str, option: str) -> float:
     if found := re.fullmatch(r"(\d+(?:\.\d+)?)%", text):
         return float(found[1]) / 100
-    raise ConfigError(f"{option} has {shown(text)}, which is no share; write it as 3%")
+    raise ConfigError(f"{option} has {shown(text)}, which is not a share; write it as 3%")

@@ -36,7 +36,7 @@ def kind_of(a: str, b: str, rest: Sequence[str]) -> str:
     if rest:
         if any(scripts):
             other = b if scripts[0] else a
-            raise ConfigError(f"{other!r} is no script, but the other side is; give two files, or two revisions")
+            raise ConfigError(f"{other!r} is not a script, but the other side is; give two files, or two revisions")
         return "revisions"
     return "commands"
 
@@ -65,12 +65,12 @@ def _of_command(name: str, command: str) -> Program:
         variable, _, value = words.pop(0).partition("=")
         environment[variable] = value
     if not words:
-        raise ConfigError(f"{name}, {shown(command)}, is no command; give one, such as 'python train.py --lr 1e-3'")
+        raise ConfigError(f"{name}, {shown(command)}, is not a command; give one, such as 'python train.py --lr 1e-3'")
     if words[0].endswith(".py") and Path(words[0]).is_file() and not os.access(words[0], os.X_OK):
         words.insert(0, sys.executable)
     program = shutil.which(words[0])
     if program is None:
-        raise ConfigError(f"{name} begins with {words[0]!r}, which is no program here; correct it")
+        raise ConfigError(f"{name} begins with {words[0]!r}, which is not a program on this machine; correct it")
     is_script = words[1:] and (words[1].endswith(".py") or words[1] == "-m")
     if _PYTHON.fullmatch(Path(words[0]).name) and is_script:
         return Program(command, tuple(words[1:]), program, Path.cwd(), environment)

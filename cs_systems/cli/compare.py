@@ -108,7 +108,9 @@ def run(args: Compare) -> int:
         from cs_systems.cli import analyze
 
         if args.phase != Compare.phase:
-            raise ConfigError("--phase has no effect on two traces, whose phases are all shown; leave out --phase")
+            raise ConfigError(
+                "--phase has no effect on two traces, because all their phases are shown; leave out --phase"
+            )
         if args.fail_on:
             raise ConfigError("--fail-on requires two runs, because two traces get no verdict; leave out --fail-on")
         if args.format == "csv":
@@ -145,7 +147,9 @@ def run(args: Compare) -> int:
             "measure both runs with cs-systems time, or leave out --fail-on"
         )
     elif args.phase != Compare.phase:
-        raise ConfigError("--phase has no effect on two profiled runs, whose phases are all shown; leave out --phase")
+        raise ConfigError(
+            "--phase has no effect on two profiled runs, because all their phases are shown; leave out --phase"
+        )
     if args.format not in ("csv", "github"):
         texts += [_profiles(args, *pair) for pair in pairs]
     text = joined(texts, args.format, compared(args.a, args.b), pictures, others=[*a, *b])

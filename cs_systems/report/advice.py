@@ -103,7 +103,7 @@ def _row(given: Mapping[str, Any]) -> TrialRow:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r:.50} is no text")
+        raise TypeError(f"{value!r:.50} is not text")
     return value
 
 

@@ -102,7 +102,7 @@ def change(text: str) -> Change:
     except ValueError:
         factor = math.nan
     if not 0 <= factor < math.inf:
-        raise ConfigError(f"--what-if {text}: {value!r} is no factor; write a number from 0, such as 0.5")
+        raise ConfigError(f"--what-if {text}: {value!r} is not a factor; write a number from 0, such as 0.5")
     return form.change(name or None, factor)
 
 

@@ -150,8 +150,8 @@ def _check(config: RunConfig) -> None:
     """Raise Unavailable for a cell whose memory fake tensors cannot predict."""
     if config.subject is not Subject.OWN:
         raise Unavailable(
-            f"workload {config.workload} is not your own, and only your own models are predicted by a step on fake "
-            "tensors; use cs_systems.preflight"
+            f"only your own models are predicted on fake tensors, and workload {config.workload} is not one; "
+            "use cs_systems.preflight"
         )
     if config.compile != "none":
         raise Unavailable(

@@ -97,7 +97,7 @@ def check_output(name: str, function: Callable[..., Any], leaves: Sequence[Tenso
     with torch.set_grad_enabled(leaves[0].requires_grad):
         out = function(*leaves)
     if not isinstance(out, Tensor):
-        raise ConfigError(f"{name} returned {shown(out)}; return a tensor of the shape {shape}, which is that of q")
+        raise ConfigError(f"{name} returned {shown(out)}; return a tensor of the shape of q, {shape}")
     if tuple(out.shape) != shape:
         raise ConfigError(
             f"{name} returned a tensor of the shape {tuple(out.shape)}; return one of the shape of q, {shape}"

@@ -438,7 +438,7 @@ def _module_with_inputs(cell: Cell, device: Device) -> ForeignWorkload:
             written = f"{config.workload}{plugins.signature(made)}"
             raise ConfigError(
                 _wrong_settings(config.workload, made, own)
-                or f"{written} takes config or device, which a model beside inputs does not get; name a function "
+                or f"{written} takes config or device, but with inputs a model gets neither; name a function "
                 "without these arguments, or leave out inputs and return (model, batch)"
             )
         model = made(**own)

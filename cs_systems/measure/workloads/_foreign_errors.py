@@ -69,7 +69,7 @@ class ForeignErrors(PrecisionError):
             what = "only a scalar" if isinstance(step.output, Tensor) else what
             raise ConfigError(
                 f"the model returned {what}, so there are no outputs to compare; return a dict such as {{'loss': loss, "
-                "'logits': logits}, in which the loss is found without a loss function"
+                "'logits': logits}, so that the loss is found by its key"
             )
         return torch.cat([leaf.detach().flatten().to(self.reference_dtype) for leaf in found])
 

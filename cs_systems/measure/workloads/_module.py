@@ -122,7 +122,7 @@ class ModuleStep(Training):
         scheduler = given if is_made else given(self.optimizer)
         if not callable(getattr(scheduler, "step", None)):
             raise ConfigError(
-                f"scheduler returned {shown(scheduler)}, which is no scheduler; give a class, "
+                f"scheduler returned {shown(scheduler)}, which is not a scheduler; give a class, "
                 "or a function of the optimizer that returns one"
             )
         check_scheduler(scheduler, self.optimizer, self.config.optimizer if is_made else None)

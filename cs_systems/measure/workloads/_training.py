@@ -75,7 +75,7 @@ class Training:
         """Raise ConfigError unless the optimizer is one whose step needs no argument."""
         if not callable(getattr(self.optimizer, "step", None)):
             raise ConfigError(
-                f"optimizer returned {shown(self.optimizer)}, which is no optimizer; give a "
+                f"optimizer returned {shown(self.optimizer)}, which is not an optimizer; give a "
                 "class, or a function of the parameters that returns one"
             )
         if _needs_closure(self.optimizer):

@@ -66,7 +66,7 @@ class _Own:
         wrapped = self.made(model, **{key: _value(key, value) for key, value in options.items()})
         wrapped = model if wrapped is None else wrapped
         if not isinstance(wrapped, nn.Module):
-            raise ConfigError(f"strategy {self.name} returned {shown(wrapped)}, which is no module; name {FORMS}")
+            raise ConfigError(f"strategy {self.name} returned {shown(wrapped)}, which is not a module; name {FORMS}")
         if "parameters" not in self.form.splits and sum(p.numel() for p in wrapped.parameters()) < before:
             raise ConfigError(
                 f"strategy {self.name} leaves a rank fewer parameters, which its name does not tell; name a class or "

@@ -405,7 +405,7 @@ def test_foreign_attention_with_wrong_signature_is_an_error(
 @pytest.mark.parametrize(
     ("result", "problem"),
     [
-        ("None", "None; return a tensor of the shape {shape}, which is that of q"),
+        ("None", "None; return a tensor of the shape of q, {shape}"),
         ("q[:, :1]", "a tensor of the shape {wrong}; return one of the shape of q, {shape}"),
     ],
 )

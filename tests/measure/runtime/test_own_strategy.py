@@ -45,7 +45,7 @@ MEASURED = ("ddp_naive", "adapters.py:get_ddp", SHARDED, "student.py:crashes")
 OTHERS = "--optimizer adapters.py:get_adamw_cls --loss adapters.py:run_cross_entropy".split()  # noqa: SIM905
 FAILING = {
     "student.py:crashes": "RuntimeError: no rank has this",
-    "student.py:number": "student.py:number returned 3, which is no module; name a module such as DDP(module)",
+    "student.py:number": "student.py:number returned 3, which is not a module; name a module such as DDP(module)",
     "student.py:Quiet": "leaves a rank fewer parameters, which its name does not tell; name a class",
     "student.py:three": "student.py:three(a, b, c) requires b, c; add :b=VALUE to its name and :c=VALUE to its name",
 }

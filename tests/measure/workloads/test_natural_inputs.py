@@ -296,7 +296,10 @@ def test_argument_that_a_model_requires_is_given_with_set(measure: Measure) -> N
         ("neither", "no batch is given, or it is None; give batch, which every step uses, or batches, whose items"),
         ("frozen", "the loss does not depend on a trainable parameter; set requires_grad of one to True, do not"),
         ("detached", "the loss does not depend on a trainable parameter; set requires_grad of one to True, do not"),
-        ("odd_scheduler", "scheduler returned 5, which is no scheduler; give a class, or a function of the optimizer"),
+        (
+            "odd_scheduler",
+            "scheduler returned 5, which is not a scheduler; give a class, or a function of the optimizer",
+        ),
         ("others_optimizer", "the optimizer holds parameters that are not the model's; make it from the same model"),
     ],
 )

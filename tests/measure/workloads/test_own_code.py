@@ -238,7 +238,7 @@ def test_optimizer_unknown_to_torch_has_no_comparison_row(source: Path) -> None:
         ("Closed", "unavailable", "Closed requires an argument of step()"),
         ("Sharded", "error", "wraps the class of another optimizer; name it as strategy, such as ddp_bucketed+"),
         ("Numbered", "error", "Numbered(params, rank) requires rank; name a class such as AdamW(params, lr=1e-3"),
-        ("nothing", "error", "optimizer returned None, which is no optimizer; give a class"),
+        ("nothing", "error", "optimizer returned None, which is not an optimizer; give a class"),
         ("number", "error", "number is 3; name a class such as"),
     ],
 )
