@@ -92,7 +92,7 @@ def distribution(profile: Profile) -> Distribution | None:
     has_backward = marked or inferred or any(name.startswith(_BACKWARD) for name in names)
     forwards = [one.start_s for one in trace.ranges.named(lambda name: name.startswith(_FORWARD_OF_DDP))]
     updates = [one.start_s for one in trace.ranges.named(lambda name: name.startswith(_UPDATE))]
-    searches, search_s = 0, 0.0
+    searches = 0
     if operators is not None:
         which = operators.signature.codes_where(lambda one: one.name == SEARCH)
         which &= steps_of(operators.start_s, steps)[1]

@@ -326,7 +326,7 @@ def _by_repetition(trace: Trace) -> tuple[list[Step], str]:
     launched = kernels.launched_s[order]
     counts = np.bincount(sequence)
     for code in np.argsort(counts, kind="stable").tolist():
-        if counts[code] < FEWEST or len(sequence) < 2 * counts[code]:
+        if counts[code] < FEWEST:
             continue
         at = np.flatnonzero(sequence == code)
         period = int(np.median(np.diff(at)))

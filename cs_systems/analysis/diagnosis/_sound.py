@@ -32,7 +32,7 @@ class Sound(Mapping[str, Sequence[Row]]):
         return (name for name in self._tables if name in self)
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len([*self])
 
 
 _declared = cache(declared)

@@ -21,13 +21,13 @@ def find(evidence: Evidence) -> Diagnosis | None:
     found = kernel_trials(evidence.usual.profile) if evidence.usual and step_s else None
     if step_s is None or found is None or found.time_s < NOTABLE * step_s:
         return None
+    takes = min(step_s, found.time_s)
     of = f" of {found.operator}" if found.operator else ""
     cause = (
-        f"{min(1.0, found.time_s / step_s):.0%} of the step tries kernels: {found.kernels:.0f} in each of "
-        f"{found.groups:.0f} calls{of}, with a wait after each"
+        f"{takes / step_s:.0%} of the step tries kernels: {found.kernels:.0f} in each of {found.groups:.0f} calls{of}, "
+        "with a wait after each"
     )
     row: Row = {"operator": found.operator, "calls_per_step": found.groups, "time_s": found.time_s}
-    takes = min(step_s, found.time_s)
     remedy = REMEDY if evidence.uses_torch else PLAIN
     return Diagnosis(cause, remedy, step_s, step_s - takes, evidence=(row,), takes=takes)
 
