@@ -1,7 +1,8 @@
 """Numbers that the analysis finds in the recordings of tests/data, in a form that is short and can be compared.
 
-Of long lists it keeps the length, the sum and the sum weighted by position. After a change that is meant to change
-numbers, write the file again and read its differences:
+Of long lists it keeps the length, the sum and the sum weighted by position. Of drawn
+inputs and planted faults it keeps how often a number was found, with its sums over all of them. After a change that is
+meant to change numbers, write the file again and read its differences:
 
     python -m tests.analysis.recorded_numbers
 """
@@ -12,8 +13,10 @@ import gzip
 import json
 import math
 import random
+import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -21,16 +24,31 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cs_systems.analysis.attribution import timeline
+from cs_systems.analysis.attribution import overlap, timeline
 from cs_systems.analysis.attribution.distribution import distribution
+from cs_systems.analysis.attribution.gathers import gathers
+from cs_systems.analysis.attribution.kernel_trials import kernel_trials
+from cs_systems.analysis.attribution.memory_ranges import memory_ranges
+from cs_systems.analysis.attribution.offload import offload
+from cs_systems.analysis.attribution.phase_gaps import launch_waits_s
+from cs_systems.analysis.attribution.product_rates import product_rates
 from cs_systems.analysis.attribution.profile import Profile, profile
+from cs_systems.analysis.attribution.range_tree import range_tree
+from cs_systems.analysis.attribution.recomputed import recomputed
+from cs_systems.analysis.attribution.slow_steps import beyond
+from cs_systems.analysis.attribution.step_growth import growing
 from cs_systems.analysis.attribution.usual_steps import usual_steps
-from cs_systems.analysis.comparison import numerics, precision, profiles, strategies
+from cs_systems.analysis.comparison import loop_ranks, numerics, precision, profiles, strategies
+from cs_systems.analysis.comparison.loop_growth import memory_growth, time_growth
+from cs_systems.analysis.comparison.loop_start import slow_start
 from cs_systems.analysis.comparison.loop_time import loop_time
 from cs_systems.analysis.comparison.precision_causes import explained
+from cs_systems.analysis.comparison.rank_work import works
 from cs_systems.analysis.comparison.ranks import collective_rows, merged, rank_rows, straggler, summary
 from cs_systems.analysis.comparison.verdict import verdict
 from cs_systems.analysis.comparison.warmup import warmup_curve
+from cs_systems.analysis.diagnosis import apply_rules
+from cs_systems.analysis.diagnosis._evidence import Evidence, of_profile, of_snapshot
 from cs_systems.analysis.memory import tables
 from cs_systems.analysis.memory import timeline as memory_timeline
 from cs_systems.analysis.memory.allocations import replay
@@ -56,6 +74,12 @@ from cs_systems.core.step_kinds import step_kinds
 from cs_systems.readers import read as read_trace
 from cs_systems.readers.snapshot import read as read_snapshot
 from cs_systems.record import Measurement, Sample, read_records
+from tests.analysis import drawn
+from tests.analysis.diagnosis import test_loop_rules as loop_rules
+from tests.analysis.diagnosis import test_rule_limits as rule_limits
+from tests.analysis.diagnosis import test_rules as rules
+from tests.analysis.diagnosis import test_thresholds as thresholds
+from tests.analysis.diagnosis.whole_rows import whole
 from tests.analysis.replay.simulated import (
     MS,
     US,
@@ -311,6 +335,106 @@ def of_draws(first: int) -> Any:
     return {str(seed): of_durations(seed) for seed in range(first, first + 10)}
 
 
+def of_drawn_trace(seed: int) -> Any:
+    found = drawn.profile_of(seed)
+    trace, usual, alone = found.trace, usual_steps(found), overlap.of_kernels(found.trace, found.steps)
+    return {
+        "tables": timeline.results(found), "page": timeline.view(found), "answer": _of_answer(of_profile(found)),
+        "usual": {field.name: getattr(usual, field.name) for field in fields(usual) if field.name != "profile"},
+        "beyond": [beyond(usual, one) for one in usual.apart if one.windows and usual.windows],
+        "growing": growing(trace.kernels, found.steps), "ranges": range_tree(found), "work": works(found),
+        "streams": [one.row() for one in alone], "picture": overlap.picture(trace, alone[0]),
+        "gathers": gathers(trace, alone[-1], 2), "offload": offload(found), "recomputed": recomputed(found),
+        "trials": kernel_trials(found), "products": product_rates(found), "memory": memory_ranges(trace),
+        "distribution": distribution(found), "waits": [launch_waits_s(found, phase) for phase in drawn.PHASES],
+    }  # fmt: skip
+
+
+def of_drawn_program(seed: int) -> Any:
+    trace, steps, _ = simulated(drawn.program_of(seed), machine=Machine(says_waits=seed % 3 != 0))
+    return _of_replay(replayed(trace, steps))
+
+
+def of_drawn_memory(seed: int) -> Any:
+    found = drawn.memory_of(seed)
+    names = tensor_names(found)
+    made = {table: make(found, names) for table, make in tables.TABLES.items()}
+    return made | {"page": memory_timeline.view(found, names), "answer": _of_answer(of_snapshot(found, names))}
+
+
+def of_drawn_loop(seed: int) -> Any:
+    lasted = drawn.durations_of(seed)
+    return {
+        "start": slow_start(lasted, len(lasted) // 2), "growth": time_growth([*enumerate(lasted)]),
+        "memory": memory_growth(drawn.readings_of(seed)), "kinds": [vars(kind) for kind in step_kinds(lasted)],
+        "summary": statistics.summary(lasted), "unstable": statistics.unstable(lasted, of_loop=seed % 2 == 0),
+        "ranks": loop_ranks.tables_of(drawn.reports_of(seed)),
+    }  # fmt: skip
+
+
+def _of_answer(evidence: Evidence) -> Any:
+    answer = apply_rules(evidence)
+    return {one.code: one for one in answer.diagnoses} | {"unknowns": answer.unknowns}
+
+
+def of_planted_fault(name: str) -> Any:
+    return _of_answer(FAULTS[name])
+
+
+def of_drawn_evidence(seed: int) -> Any:
+    """Return the answer to two planted faults together, some of whose numbers are changed."""
+    choice = random.Random(seed).choice
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, int | float) or choice([True, True, False]):
+            return value
+        if isinstance(value, int):
+            return max(0, value + choice([-2, -1, 1, 2]))
+        return choice([value / 2, value * 2, 0.0, *SHARES])
+
+    one, other = (FAULTS[choice([*FAULTS])] for _ in range(2))
+    rows = {
+        name: [{column: changed(value) for column, value in row.items()} for row in table]
+        for name, table in {**other.tables, **one.tables}.items()
+    }
+    return _of_answer(replace(one, tables=whole(rows), measurement=one.measurement or other.measurement))
+
+
+def of_many(make: Callable[[Any], Any], seeds: Iterable[Any]) -> dict[str, list[float]]:
+    """Return for each place of a number in the answers: how often it is known, the sum, and the weighted sum."""
+    found: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
+    for at, seed in enumerate(seeds, 1):
+        for place, number in _numbers(make(seed)):
+            sums = found[place]
+            sums[:] = sums[0] + 1, sums[1] + number, sums[2] + (at + sums[0]) * number
+    return found
+
+
+def _numbers(value: Any, place: str = "") -> Iterator[tuple[str, float]]:
+    """Yield (place, number) of an answer; of a text, the sum of its numbers."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    if is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in fields(value)}
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _numbers(each, f"{place}/{key}")
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _numbers(each, place)
+    elif isinstance(value, int | float):
+        yield place, value if math.isfinite(value) else 0.0
+    elif value is not None:
+        yield place, sum(map(float, re.findall(r"\d+(?:\.\d+)?", str(value))))
+
+
+FAULTS: dict[str, Evidence] = {
+    f"{number} {name}": evidence
+    for number, faults in enumerate((rules.PLANTED, loop_rules.PLANTED, rule_limits.LIMITS, rule_limits.NUMBERS,
+                                     thresholds.LIMITS, thresholds.BOUNDS))
+    for name, known in faults.items() for evidence in known if isinstance(evidence, Evidence)
+}  # fmt: skip
+SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.3, 0.5, 0.75, 1.0)  # at which rules begin to speak
 SMALL, STEP, NSYS = "kineto_h200_small2.json.gz", "kineto_h200_step.json.gz", "nsys_h200_step.sqlite.gz"
 JOBS = ("experts", "late_data", "late_host", "pipeline", "tensor_parallel")
 SNAPSHOTS = ("memory_h200/evaluation", "memory_h200/foreach", "memory_h200/no_grad", "memory_h200/process_limit",
@@ -326,6 +450,11 @@ CASES: dict[str, Callable[[], Any]] = {
     **{f"ranks of {name}": partial(of_job, name) for name in JOBS},
     **{f"memory of {name}": partial(of_memory, f"{name}.pickle.gz") for name in SNAPSHOTS},
     **{f"durations from {first} on": partial(of_draws, first) for first in range(0, 40, 10)},
+    **{f"{make.__name__[3:].replace('_', ' ')} from {first} on": partial(of_many, make, range(first, first + count))
+       for make, count, times in ((of_drawn_trace, 20, 3), (of_drawn_program, 10, 2), (of_drawn_memory, 20, 2),
+                                  (of_drawn_loop, 100, 1), (of_drawn_evidence, 400, 1))
+       for first in range(0, count * times, count)},
+    "planted faults": partial(of_many, of_planted_fault, FAULTS),
     "differences of snapshots": of_snapshots,
     "differences of traces": of_pair,
     **{f"run {name}": partial(of_run, name) for name in RUNS},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,20 +16,34 @@ LAUNCH_S = 2.0**-20
 PRODUCT, ADD, FLASH = "nvjet_tst_128x256_64x4", "vectorized_elementwise_kernel<add>", "flash::flash_fwd_kernel"
 
 
+class Launched(NamedTuple):
+    """Kernel with its launch."""
+
+    name: str
+    start_s: float
+    end_s: float
+    launched_s: float
+    device: int = 0
+    stream: int = 7
+    thread: int = MAIN
+    launching_s: float = LAUNCH_S
+    grid: tuple[int, int, int] = (132, 1, 1)
+
+
 class Made:
     """Kernels, copies, calls, ranges and operators of one process, in the order in which they are added."""
 
     def __init__(self, gpu: str = "NVIDIA H100 80GB HBM3") -> None:
         self.gpu = gpu
-        self.kernels: list[tuple[str, float, float, float, int]] = []
+        self.kernels: list[Launched] = []
         self.copies: list[Copy] = []
         self.calls: list[Call] = []
         self.ranges: list[Range] = []
         self.functions: list[Range] = []
         self.operators: list[tuple[Signature, float, float]] = []
 
-    def kernel(self, name: str, start_s: float, end_s: float, launched_s: float | None = None, device: int = 0) -> None:
-        self.kernels.append((name, start_s, end_s, start_s if launched_s is None else launched_s, device))
+    def kernel(self, name: str, start_s: float, end_s: float, launched_s: float | None = None, **known: Any) -> None:
+        self.kernels.append(Launched(name, start_s, end_s, start_s if launched_s is None else launched_s, **known))
 
     def call(self, name: str, start_s: float, end_s: float) -> None:
         self.calls.append(Call(name, start_s, end_s, MAIN))
@@ -47,12 +61,16 @@ class Made:
         self.operators.append((Signature(name, shapes or None), start_s, end_s))
 
     def trace(self, **known: Any) -> Trace:
-        launches = [Call("cudaLaunchKernel", at, at + LAUNCH_S, MAIN) for *_, at, _ in self.kernels]
+        launches = [
+            Call("cudaLaunchKernel", one.launched_s, one.launched_s + one.launching_s, one.thread)
+            for one in self.kernels
+        ]
         calls = sorted([*self.calls, *launches], key=lambda call: call.start_s)
         rows = [
-            (Function(name, (132, 1, 1), None, None, None), start, end, device, 7, False, calls.index(launch))
-            for (name, start, end, _, device), launch in zip(self.kernels, launches, strict=True)
-        ]
+            (Function(one.name, one.grid, None, None, None), one.start_s, one.end_s, one.device, one.stream, False,
+             calls.index(launch))
+            for one, launch in zip(self.kernels, launches, strict=True)
+        ]  # fmt: skip
         operators = None
         if self.operators:
             signature, start, end = zip(*self.operators, strict=True)
