@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cs_systems.analysis.timing_caveats import launch_bound_phases, of_spread, timing_caveats
+from cs_systems.analysis.timing_caveats import launch_bound_phases, load_in_words, of_spread, timing_caveats
 from cs_systems.core.caveats import Caveat
 from tests.analysis.test_timing_caveats import CLEAN, codes, samples
 
@@ -38,6 +38,31 @@ def test_three_steps_show_a_spread(count: int, found: list[str]) -> None:
 )
 def test_too_few_steps_are_counted(count: int, message: str) -> None:
     assert [caveat.message for caveat in of_spread(samples(count=count), "step")] == [message]
+
+
+@pytest.mark.parametrize(
+    ("load", "cores", "words"),
+    [
+        (None, 4, ""), (1.0, None, ""), (None, None, ""), (1.5, 2, " (load average 1.5 on 2 cores)"),
+        (2.5, 2, " (load average 2.5 on 2 cores)"), (2.6, 2, " (load average 2.6 on 2 cores, other programs)"),
+        (1.0, 1, " (load average 1.0 on 1 core)"),
+    ],
+)  # fmt: skip
+def test_load_is_told_where_it_and_the_cores_are_known(load: float | None, cores: int | None, words: str) -> None:
+    before = replace(CLEAN, load_average=load, cpu_cores=cores, cpu_threads=1)
+    assert load_in_words(before, replace(CLEAN, load_average=None)) == words
+
+
+@pytest.mark.parametrize(
+    ("slow", "is_short"), [((0,), True), ((0, 1, 2, 3), True), ((0, 1, 2, 3, 4), False), ((0, 8), False)]
+)
+def test_slow_first_steps_are_fewer_than_half_and_slower_than_all_later_ones(
+    slow: tuple[int, ...], is_short: bool
+) -> None:
+    made = samples(count=10)
+    steps = [replace(one, wall_s=2.0 if number in slow else 1.0) for number, one in enumerate(made.samples)]
+    told = [caveat.message for caveat in of_spread(replace(made, samples=tuple(steps)), "step")]
+    assert any("2.0 times as slow as the later ones" in message for message in told) is is_short
 
 
 @pytest.mark.parametrize(("clock_hz", "found"), [(97e6, []), (96.9e6, ["throttled"])])

@@ -21,6 +21,7 @@ from cs_systems.analysis.comparison.profiles import doubts
 from cs_systems.config import ConfigError
 from cs_systems.core.sources import Source
 from cs_systems.readers import read
+from tests.analysis.attribution.made import Made
 from tests.analysis.attribution.test_foreign import AUTOGRAD, MAIN, event, kernel, marked
 
 Event = dict[str, Any]
@@ -52,6 +53,36 @@ def test_time_window_without_recorded_events_or_launches_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         profile(read(write_trace(recording())), between=(from_us * 1e-6, to_us * 1e-6))
+
+
+def test_time_that_was_asked_for_is_not_made_longer(write_trace: WriteTrace) -> None:
+    made = profile(read(write_trace(recording())), between=(0.0, 65e-6))
+    assert made.steps[0].end_s == pytest.approx(65e-6)
+    assert not any("until their kernels end" in note for note in made.notes)
+
+
+def test_recording_that_lasts_no_time_is_damaged(write_trace: WriteTrace) -> None:
+    with pytest.raises(ConfigError, match="is damaged: its recording lasts 0 s"):
+        profile(read(write_trace([marked("all", 5, 5)])))
+
+
+def test_outermost_ranges_of_a_phase_that_touch_are_added() -> None:
+    made = Made()
+    for name, start_s, end_s in (
+        *(("step", 1.0, 4.0), ("forward", 1.0, 1.5), ("forward", 1.5, 2.0), ("forward", 1.75, 2.0)),
+        *(("backward", 2.0, 3.5), ("backward", 3.75, 4.25), ("step", 4.0, 5.0)),  # one of two steps is of neither
+    ):
+        made.range(name, start_s, end_s)
+    for launched_s in (1.25, 2.25, 4.5):
+        made.kernel("gemm", launched_s, launched_s + 0.25)
+    (row,) = (row for row in tables.ratio(made.profile()) if row["measure"] == "wall time")
+    assert (row["forward_s"], row["backward_s"], row["backward_to_forward"]) == (1.0, 1.5, 1.5)
+
+
+def test_range_without_a_duration_is_no_step(write_trace: WriteTrace) -> None:
+    steps = [marked("step", 5, 5), marked("step", 5, 35), marked("step", 35, 100)]
+    found = profile(read(write_trace([*recording(), *steps]))).steps
+    assert [step.start_s for step in found] == [pytest.approx(5e-6), pytest.approx(35e-6)]
 
 
 @pytest.mark.parametrize("from_us", [45, 20])

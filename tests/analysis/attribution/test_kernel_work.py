@@ -322,6 +322,7 @@ def updated(
     work_s: float = 2.0,
     kernel: str = PRODUCT,
     order: Sequence[str] = ("DtoH", "HtoD"),
+    tail_s: float = 1.0,
 ) -> Offload | None:
     """Return the updates of two steps with two gaps of which each has a copy to the host and one to the device."""
     made, now = Made(), 0.0
@@ -339,10 +340,13 @@ def updated(
             if range_s is not None:
                 made.range("Optimizer.step#SGD.step", now, now + range_s)
             now += gap_s
-        made.kernel(PRODUCT, now, now + 1.0)
-        now += 1.0
+        made.kernel(PRODUCT, now, now + tail_s)
+        now += tail_s
         made.range("step", begin, now)
     return offload(made.profile("step"))
+
+
+SHORT = {"gap_s": 2.0**-9, "down_s": 2.0**-12, "up_s": 2.0**-12, "work_s": 2.0**-7, "tail_s": 2.0**-7}
 
 
 @pytest.mark.parametrize(
@@ -358,6 +362,8 @@ def updated(
         ({"up_s": 1.01}, None),
         ({"down_s": 0.125, "up_s": 0.5}, 8.0),
         ({"gap_s": 2.0**-9, "down_s": 2.0**-12, "up_s": 2.0**-12, "work_s": 2.0**-7}, None),  # steps of 1 s, no copies
+        (SHORT, 2.0**-8),
+        (SHORT | {"gap_s": 2.0**-10}, None),  # no millisecond
     ],
 )
 def test_update_on_the_cpu_is_a_gap_with_copies_in_both_directions(known: dict[str, Any], time_s: float | None) -> None:

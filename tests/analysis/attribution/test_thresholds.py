@@ -102,6 +102,14 @@ def test_blocks_take_most_of_forward(write_trace: WriteTrace, others: int, confi
         assert f"(confidence: {confidence})" in made.how_layered[0]
 
 
+@pytest.mark.parametrize("forward", [BLOCK[:4] * 3, BLOCK * 3], ids=["the fewest kernels", "more"])
+def test_blocks_are_those_of_one_pass(write_trace: WriteTrace, forward: Sequence[str]) -> None:
+    """A single kernel of backward divides the passes."""
+    made = profile(read(write_trace(step(forward, ["loss_bwd"]))))
+    assert [*layers(made)][:3] == ["block 0", "block 1", "block 2"]
+    assert "block 3" not in layers(made)
+
+
 def of_duration(step_s: float) -> Streams:
     empty = union(np.zeros(0), np.zeros(0))
     return Streams(Step("step", 0.0, step_s), empty, (), empty)

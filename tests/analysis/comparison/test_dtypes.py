@@ -93,3 +93,8 @@ def test_cast_is_reported_for_leaf_with_other_output_width() -> None:
     assert rows["logits"]["outputs"] == "bfloat16"
     assert rows["mixed"]["inputs"] == "bfloat16, float32"
     assert rows["loss"] == dict.fromkeys(rows["net"]) | {"what": "loss", "outputs": "float32"}
+
+
+def test_merged_blocks_take_the_place_of_the_first() -> None:
+    rows: Any = [{"what": what, "dtype": "float32"} for what in ("layers.0.attn", "head", "layers.1.attn", "tail")]
+    assert [row["what"] for row in collapsed(rows)] == ["layers.0–1.attn", "head", "tail"]

@@ -12,14 +12,17 @@ import pytest
 from cs_systems.analysis.attribution.collectives import Collective, _during
 from cs_systems.analysis.attribution.overlap import union
 from cs_systems.analysis.comparison import numerics, precision, precision_causes, strategies
+from cs_systems.analysis.comparison.expert_work import _between
 from cs_systems.analysis.comparison.loop_time import loop_time, sentence, whole_loop_time
 from cs_systems.analysis.comparison.profiles import difference_of_records
 from cs_systems.analysis.comparison.ranks import (
+    MOST_TOLD,
     Match,
     Rank,
     Straggler,
     check,
     collective_rows,
+    in_words,
     merged,
     rank_rows,
     straggler,
@@ -400,6 +403,21 @@ def test_rows_of_ranks_and_collectives_are_means() -> None:
     assert row["algbw_bytes_per_s"] == pytest.approx(4 / 0.75)
 
 
+def test_computation_is_after_every_other_exchange_or_the_rest() -> None:
+    """The last exchange ends the last stretch; the first computation, before any exchange, is in neither."""
+    exchanges = [call(at, at + 0.5, name="all_to_all", size_bytes=4) for at in (1.0, 2.0, 4.0, 8.0)]
+    one = rank(
+        0, *reversed(exchanges), computing=union(np.array([0.0, 1.5, 2.5, 4.5]), np.array([1.0, 1.75, 3.5, 8.0]))
+    )
+    assert _between(one, 4) == (0.25 + 3.5, 1.0)
+
+
+@pytest.mark.parametrize(("more", "told"), [(0, MOST_TOLD), (1, 0)])
+def test_each_of_few_ranks_is_told(more: int, told: int) -> None:
+    job = merged([rank(number, call(0.0, 1.0)) for number in range(MOST_TOLD + more)])
+    assert len(in_words(job)) == told
+
+
 def test_match_has_arrival_transfer_and_waiting() -> None:
     match = Match({0: call(0.0, 3.0), 1: call(1.0, 4.0)}, {0: 0.0, 1: 1.0}, {0: 3.0, 1: 4.0})
     assert (match.arrived_s, match.transfer_s) == (1.0, 3.0)
@@ -408,17 +426,20 @@ def test_match_has_arrival_transfer_and_waiting() -> None:
 
 
 def test_clocks_are_aligned_through_ranks_between() -> None:
-    """The clock of rank 1 is 5 s ahead, that of rank 2 by 8 s, and no collective has ranks 0 and 2."""
+    """The clock of rank 1 is 5 s ahead, that of rank 2 by 8 s, and no collective has ranks 0 and 2.
+
+    The recording of rank 0 began 1 s later, which is between the clocks, too.
+    """
     job = merged([
-        rank(0, call(0.0, 1.0, group="a"), began_s=0.0, host="x"),
+        rank(0, call(0.0, 1.0, group="a"), began_s=1.0, host="x"),
         rank(1, call(5.0, 6.0, group="a"), call(7.0, 8.0, group="b"), began_s=0.0, host="y"),
-        rank(2, call(10.0, 11.0, group="b"), began_s=0.0, host="z"),
+        rank(2, call(10.0, 11.0, group="b"), began_s=0.0, host="y"),
     ])  # fmt: skip
     assert [(match.arrived_s, match.transfer_s) for match in job.matches] == [(0.0, 1.0), (2.0, 1.0)]
     assert [match.waiting_s(1) for match in job.matches] == [0.0, 0.0]
     assert job.notes == (
         "2 collectives are matched across the ranks, by order within the step; their ends agree within 1.00 ns",
-        "the hosts' clocks differ by up to 8.00 s; this is corrected",
+        "the hosts' clocks differ by up to 7.00 s; this is corrected",
     )
 
 

@@ -35,6 +35,13 @@ def test_rank_is_late_if_its_own_work_explains_half_of_the_delay(queued_s: float
     assert (late(queued_s=queued_s) is not None) is is_late
 
 
+@pytest.mark.parametrize(("less_s", "is_late"), [(0.0, True), (1 / 64, False)])
+def test_rank_that_delays_the_others_for_a_step_has_half_more_work(less_s: float, is_late: bool) -> None:
+    waits = report(0, 2 * [step(call(1.0), forward=0.25, backward=1.0, other=0.0)])
+    works = report(1, 2 * [step(call(0.0), forward=0.25, backward=0.25 - less_s, other=0.0)])
+    assert bool(LATE_RANK.of(tables_of([waits, works]))) is is_late
+
+
 @pytest.mark.parametrize(("last", "count", "is_late"), [(3, 4, True), (2, 4, False), (3, 5, False), (4, 5, True)])
 def test_rank_is_late_if_it_is_the_last_in_three_of_four_steps(last: int, count: int, is_late: bool) -> None:
     early, slow = step(call(0.5), forward=0.0, backward=0.5), step(call(0.25), forward=0.5, backward=0.25)

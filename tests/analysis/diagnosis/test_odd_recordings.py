@@ -11,9 +11,11 @@ import pytest
 from cs_systems.analysis.attribution.profile import profile
 from cs_systems.analysis.diagnosis import Answer, apply_rules
 from cs_systems.analysis.diagnosis._evidence import of_profile
+from cs_systems.analysis.diagnosis._without_kernels import _copies
 from cs_systems.cli import main
 from cs_systems.readers import read
 from cs_systems.readers.forms.trace import Copies, Copy, Trace
+from tests.analysis.attribution.made import Made
 from tests.programs import ELEMENTWISE, Program
 
 # Rules whose faults are planted, and left out, in this file.
@@ -264,3 +266,10 @@ def test_block_size_unknown_in_libraries_gives_no_small_grid(tmp_path: Path, thr
         event["args"] |= {"grid": [1, 1, 1], "block": [threads, 1, 1]}  # type: ignore[operator]
     found = told(replace(trace_of(program, tmp_path), multiprocessors={0: 108}))
     assert found.diagnoses[0].code == cause
+
+
+def test_copies_without_a_kernel_are_told_with_their_rate() -> None:
+    made = Made()
+    made.copy("HtoD pinned", 1.0, 1.5)
+    made.copy("HtoD pinned", 2.0, 2.5)
+    assert _copies(made.trace(), 10.0).endswith("HtoD pinned at 2e-09 GB/s; they take 10% of the time")

@@ -14,6 +14,7 @@ from cs_systems.config import RunConfig
 from cs_systems.core import plugins
 from cs_systems.record import Measurement, Sample
 from cs_systems.report import diagnoses
+from tests.analysis.diagnosis.test_loop_rules import LOOP, own
 from tests.analysis.diagnosis.test_loop_rules import TRIED as OF_LOOPS
 from tests.analysis.diagnosis.test_memory_rules import TRIED as OF_MEMORY
 from tests.analysis.diagnosis.test_odd_recordings import TRIED as OF_ODD
@@ -187,6 +188,8 @@ SILENT: dict[str, tuple[Evidence, ...]] = {
     "late_kernels": (with_tables(), timed(), late(None)),
     "host_time": (with_tables(), timed(), with_tables(gaps=[{"device": 0, "cause": "host", "time_s": 0.03}])),
     "small_grids": (with_tables(), timed(), with_tables(kernels=[GRID | {"grid": "3×3×1"}])),
+    "own_python": (timed(LOOP, Measurement("monotonic", (Sample(0, False, 1.0, {"other": 0.0}, {"other": 0.0}),), 0.0),
+                         tables={"own_python": [own("f", 8, 0.5)]}), timed()),
     "start_up": (with_tables(), timed(), replace(with_tables(), usual=replace(cold_recording(), start_up_s=0.0))),
     "launch_bound": (Evidence({"overlap": [{"step_s": 1.0}]}), timed()),  # type: ignore[dict-item, list-item, typeddict-item]
     "below_ceiling": (
@@ -246,6 +249,10 @@ BOUNDS: dict[str, tuple[Evidence, float, str]] = {
             {"rank": rank, "wait_s": wait_s}
             for rank, all_waits in ((0, (0.02, 0.02, 0.03, 0.0, 0.01)), (1, (0.0,) * 5)) for wait_s in all_waits
         ]}), 0.06, "rank 0 waits 40% of the step for rank 1",
+    ),
+    "unfused_optimizer: no more than the step": (
+        with_tables(kernels=FOREACH, phases=[OPTIMIZER[0] | {"time_s": 0.2}]), 0.1 - 0.2 + 0.2 * 7 / 20,
+        "the optimizer takes 100% of the step",
     ),
     "slow_products": (with_tables(phases=[SLOW[0] | {"ceiling_share": 0.8}]), 0.1, "take 80% of the step at 80%"),
     "slow_products: unknown": (with_tables(phases=[SLOW[0] | {"ceiling_share": None}]), 0.02, "of the step at 0%"),

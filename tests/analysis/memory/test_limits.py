@@ -113,6 +113,13 @@ def test_block_takes_the_rest_of_its_segment_unless_a_mebibyte_is_left(
     assert found.highest_reserved_bytes == segment_bytes
 
 
+def test_peak_is_the_first_moment_of_the_highest_sum(tmp_path: Path) -> None:
+    at = 1 << 40
+    twice = [event(action, at, MIB) for action in ("alloc", "free_requested", "free_completed") * 2]
+    found = replayed(tmp_path, [event("segment_alloc", at, 8 * MIB), *twice], [segment(at, 8 * MIB)])
+    assert (found.peak_event, found.peak_bytes) == (1, MIB)
+
+
 def test_block_ends_where_the_next_begins(tmp_path: Path) -> None:
     at = 1 << 40
     events = [
