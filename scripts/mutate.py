@@ -158,6 +158,12 @@ class Sites(ast.NodeVisitor):
             if other != value and not (kind == "one more" and other == others["number"]):
                 self._add(node, kind, f"{value!r} → {other!r}", node, "value", other)
 
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        """Change an index to its neighbour alone: the index 1 of a pair is its index -1, too."""
+        found = len(self.found)
+        self.generic_visit(node)
+        self.found[found:] = [one for one in self.found[found:] if one[0] is not node.slice or one[1] != "sign"]
+
     def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
         if isinstance(node.op, ast.USub) and not isinstance(node.operand, ast.Constant):
             self._add(node, "sign", f"{ast.unparse(node)} → {ast.unparse(node.operand)}", node, "op", ast.UAdd())
