@@ -172,9 +172,9 @@ def of_replay(name: str) -> Any:
 
 def _of_replay(made: Replay, clean: Clean | None = None) -> Any:
     graph = made.parts[0].graph
-    answers = {str(change): made.what_if(change) for change in CHANGES}
+    answers = {repr(change): made.what_if(change) for change in CHANGES}
     if clean:
-        answers |= {f"{change}, of a clean step": made.what_if(change, clean=clean) for change in CHANGES}
+        answers |= {f"{change!r}, of a clean step": made.what_if(change, clean=clean) for change in CHANGES}
     return {
         "why not": made.why_not, "recorded": made.recorded_s, "replayed": made.replayed_step_s, "error": made.error,
         "unexplained": made.unexplained, "spread": made.spread, "constants": graph.constants, "queue": graph.queue,
