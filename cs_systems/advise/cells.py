@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from statistics import fmean
 
 from cs_systems.advise import numerics
+from cs_systems.advise.budget import Budgeted
 from cs_systems.advise.lever import Cell
 from cs_systems.advise.numerics import Check
 from cs_systems.config import ConfigError, Mode, RunConfig
@@ -24,8 +24,6 @@ from cs_systems.record import DONE, Environment, RunRecord
 
 SEEDS = 3  # number of runs of the start; the spread of their loss curves is how much a lever may change the losses
 EXPERIMENTS_S = 10.0  # time in s for the experiments of each cell
-FIRST_PROCESS_S = 10.0  # assumed time in s of a process, until one is measured
-LEAST_TIMEOUT_S = 60.0
 
 
 def machine(device: str) -> Environment:
@@ -35,7 +33,7 @@ def machine(device: str) -> Environment:
 
 
 @dataclass
-class CellBench:
+class CellBench(Budgeted):
     """Bench that measures cells, each time in new processes.
 
     Attributes:
@@ -54,11 +52,7 @@ class CellBench:
     budget_s: float = 900.0
     clock: Callable[[], float] = time.monotonic
     _known: dict[tuple[str, int], RunRecord] = field(default_factory=dict)
-    _took_s: list[float] = field(default_factory=list)
     _supervisor: Supervisor | None = None  # of the latest process
-
-    def __post_init__(self) -> None:
-        self._until_s = self.clock() + self.budget_s
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -99,7 +93,7 @@ class CellBench:
             began_s = self.clock()
             for record in self._measured(missing, number):
                 self._known[record.run_config.key(), number] = record
-            self._took_s.append(self.clock() - began_s)
+            self.took(self.clock() - began_s)
         return [self._known[one.key(), number] for one in configs]
 
     def _measured(self, configs: Sequence[RunConfig], number: int) -> Iterator[RunRecord]:
@@ -111,7 +105,7 @@ class CellBench:
         has_experiments = number == 0 and all(refusal(cell) is None for cell in cells)
         if self._supervisor is None:
             allowed = Allowance(EXPERIMENTS_S if has_experiments else 0.0)
-            self._supervisor = Supervisor(self.journal, max(LEAST_TIMEOUT_S, self.left_s()), allowed)
+            self._supervisor = Supervisor(self.journal, self.timeout_s(), allowed)
         for record in self._supervisor.measure(cells, number, False, True, lambda *_: None):
             yield self.journal.append(record)
 
@@ -133,15 +127,6 @@ class CellBench:
         return replace(
             config, workload=Subject.CURVE, mode=Mode.TRAIN_STEP, steps=self.train_steps, steps_s=0.0, rounds=1
         )
-
-    def left_s(self) -> float:
-        return self._until_s - self.clock()
-
-    def spent_s(self) -> float:
-        return self.budget_s - self.left_s()
-
-    def process_s(self) -> float:
-        return fmean(self._took_s) if self._took_s else FIRST_PROCESS_S
 
 
 def _errors(config: RunConfig) -> RunConfig:

@@ -14,12 +14,12 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from cs_systems.advise import numerics
+from cs_systems.advise.budget import Budgeted
 from cs_systems.advise.lever import Cell, Lever, ScriptPlan
 from cs_systems.advise.numerics import Check
 from cs_systems.config import ConfigError, RunConfig
@@ -28,14 +28,12 @@ from cs_systems.core.units import human
 from cs_systems.record import RunRecord, read_records, records_path
 
 SEEDS = 3  # number of runs of the start; the spread of their losses is how much a lever may change them
-FIRST_PROCESS_S = 20.0  # assumed time in s of a process, until one is measured
-LEAST_TIMEOUT_S = 60.0
 MOST_COPIED_BYTES = 200 << 20  # largest folder that is copied to try a patch
 NOT_COPIED = (".git", ".venv", "venv", "node_modules", "__pycache__", "runs", "wandb")
 
 
 @dataclass
-class ScriptBench:
+class ScriptBench(Budgeted):
     """Bench that measures a script.
 
     Attributes:
@@ -56,10 +54,7 @@ class ScriptBench:
     budget_s: float = 900.0
     clock: Callable[[], float] = time.monotonic
     copy: Path | None = None
-    _took_s: list[float] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._until_s = self.clock() + self.budget_s
+    first_s = 20.0
 
     def measure(self, cell: Cell, number: int) -> RunRecord:
         assert isinstance(cell, ScriptPlan)
@@ -71,7 +66,7 @@ class ScriptBench:
         folder.mkdir(parents=True)
         began_s = self.clock()
         error = self._run(cell, folder)
-        self._took_s.append(self.clock() - began_s)
+        self.took(self.clock() - began_s)
         return _recorded(folder) or _failed(error or _last_line(folder / "log.txt"))
 
     def check(self, cell: Cell) -> Check:
@@ -79,15 +74,6 @@ class ScriptBench:
         assert isinstance(cell, ScriptPlan)
         others = [self.measure(ScriptPlan(seed=seed), 0) for seed in range(1, SEEDS)]
         return numerics.training(self.measure(cell, 0), self.measure(ScriptPlan(), 0), others)
-
-    def left_s(self) -> float:
-        return self._until_s - self.clock()
-
-    def spent_s(self) -> float:
-        return self.budget_s - self.left_s()
-
-    def process_s(self) -> float:
-        return fmean(self._took_s) if self._took_s else FIRST_PROCESS_S
 
     def _run(self, plan: ScriptPlan, folder: Path) -> str | None:
         """Run the script up to its last recorded step; return why it was ended earlier, or None."""
@@ -108,9 +94,9 @@ class ScriptBench:
             ) as process,
         ):
             try:
-                process.wait(max(LEAST_TIMEOUT_S, self.left_s()))
+                process.wait(self.timeout_s())
             except subprocess.TimeoutExpired:
-                return "it took longer than the rest of the time"
+                return "it took longer than a trial may; give a longer --budget"
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # kills processes that the script left running

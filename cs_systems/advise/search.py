@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from cs_systems.advise.answer import ENDED, Answer, filled, row_of
+from cs_systems.advise.budget import PROOF
 from cs_systems.advise.judge import GOALS, LEAST_GAIN, MOST_PAIRS, OF_ENERGY, Judgement, peak_bytes
 from cs_systems.advise.lever import (
     Cell,
@@ -34,7 +35,6 @@ from cs_systems.report.advice import TrialRow
 
 AGAIN = 0.05  # expected share, from which an option that gave nothing is tried on top of another best cell
 LARGE_GAIN = 0.1  # that noise may hide from the median of the first pair on a host
-PROCESSES = 3  # of a trial and the check of its numbers, at least
 CLOSE_ENDS = 1.06  # of the whole gain's interval, high over low, from which no further pair is measured
 
 
@@ -97,15 +97,15 @@ class Search:
         if first.measurement is None or not first.is_timing or self._now(first) is None:
             raise Nothing(first.reason or GOALS[self.situation.goal].missing)
         self.situation = replace(self.situation, history=(first,))
-        while (option := self._next()) is not None and self._has_time():
+        while (option := self._next()) is not None:
             self._try(option)
             self._look()
         if self._kept:
             self._prove()
 
-    def _has_time(self) -> bool:
-        """Return whether the time is enough for a trial, and afterwards for comparing the best cell with the start."""
-        return self.bench.left_s() >= (PROCESSES + 2) * self.bench.process_s()
+    def _has_time(self, cost: float = 1.0) -> bool:
+        """Return whether the time is enough for a trial of this cost, and then for the proof of the whole gain."""
+        return self.bench.left_s() >= (PROOF + cost) * self.bench.process_s()
 
     def answer(self) -> Answer:
         """Return the results so far, with the levers that do not apply and the options that were not tried."""
@@ -117,7 +117,9 @@ class Search:
         now = self._now(self.situation.history[-1])
         assert now is not None
         worth = [
-            one for one in _options(self.situation, self.levers) if self._is_open(one, now) and self._fits(one) is None
+            one
+            for one in _options(self.situation, self.levers)
+            if self._is_open(one, now) and self._fits(one) is None and self._has_time(one.cost)
         ]
         return max(worth, key=lambda one: one.gain(now) / one.cost, default=None)
 
@@ -329,5 +331,5 @@ def _why(record: RunRecord) -> str:
     if record.measurement is not None:
         return "; ".join(caveat.message for caveat in record.warnings) or "its times are not valid"
     if record.status == "timeout":
-        return "it took longer than the rest of the time"
+        return "it took longer than a trial may; give a longer --budget"
     return f"{record.status}: {record.reason}"

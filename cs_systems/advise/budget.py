@@ -1,0 +1,50 @@
+"""Time of a search: what is left of it, how long a process takes, and how long one may take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+
+LEAST_TIMEOUT_S = 60.0
+MOST_OF_BUDGET = 1 / 3  # that a trial may take
+PROOF = 4  # processes at the end, the start beside the best, whose time no trial may take
+
+
+class Budgeted:
+    """Clock of a bench, which begins when the bench is made.
+
+    Attributes:
+        budget_s: the time for the whole search.
+        clock: returns seconds.
+        first_s: assumed time in s of a process, until one is measured.
+    """
+
+    budget_s: float
+    clock: Callable[[], float]
+    first_s = 10.0
+
+    def __post_init__(self) -> None:
+        self._until_s, self._took_s = self.clock() + self.budget_s, list[float]()
+
+    def left_s(self) -> float:
+        return self._until_s - self.clock()
+
+    def spent_s(self) -> float:
+        return self.budget_s - self.left_s()
+
+    def process_s(self) -> float:
+        """Return the median time of a process, which one that hangs or compiles for minutes does not change."""
+        return median(self._took_s) if self._took_s else self.first_s
+
+    def timeout_s(self) -> float:
+        """Return how long a process may take, so that time for other trials and for the proof of the gain is left.
+
+        The first one, of the start, may take all: without it there is no search.
+        """
+        left_s = self.left_s()
+        if self._took_s:
+            left_s = min(MOST_OF_BUDGET * self.budget_s, left_s - PROOF * self.process_s())
+        return max(LEAST_TIMEOUT_S, left_s)
+
+    def took(self, seconds: float) -> None:
+        self._took_s.append(seconds)

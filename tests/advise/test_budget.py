@@ -1,0 +1,28 @@
+"""Time of a search, on a clock that the test moves."""
+
+from __future__ import annotations
+
+from cs_systems.advise.budget import Budgeted
+
+
+class Bench(Budgeted):
+    budget_s = 240.0
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.clock = lambda: self.now
+        self.__post_init__()
+
+
+def test_no_trial_takes_the_time_of_the_others_or_of_the_proof() -> None:
+    bench = Bench()
+    assert bench.timeout_s() == 240.0  # of the start
+    for seconds in (6.0, 5.0, 4.0):
+        bench.took(seconds)
+    bench.now += 15
+    assert bench.timeout_s() == 80.0  # a third of all
+    bench.now += 140
+    assert bench.timeout_s() == 85.0 - 4 * 5.0
+    bench.took(400.0)
+    assert bench.process_s() == 5.5
+    assert (bench.left_s(), bench.spent_s()) == (85.0, 155.0)
