@@ -15,7 +15,7 @@ from tests.model.parallel.ranks import composed
 
 LIMIT_S = 100.0  # each rank imports transformers, which is slow on a busy machine
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
 alone = cache(train_family_alone)
 
 

@@ -28,13 +28,18 @@ from tests.model.parallel.training import (
 )
 
 
+def _slow(ranks: int, *values: Any) -> Any:
+    """Return a parameter that is slow on three ranks: these take 20 s."""
+    return pytest.param(*values, marks=pytest.mark.slow if ranks == 3 else ())
+
+
 def runs(*world_sizes: int) -> Any:
     """Parametrize a test by every strategy and case of these world sizes."""
-    found = [(name, case, n) for n in world_sizes for name in strategies(n) for case in cases(name, n)]
+    found = [_slow(n, name, case, n) for n in world_sizes for name in strategies(n) for case in cases(name, n)]
     return pytest.mark.parametrize(("name", "case", "world_size"), found, ids=str)
 
 
-every_world_size = pytest.mark.parametrize("world_size", [2, 3])
+every_world_size = pytest.mark.parametrize("world_size", [2, _slow(3, 3)])
 
 whole, in_parts = cache(train_whole), cache(train_in_parts)
 
@@ -150,7 +155,7 @@ def payload(case: Case, rows: int) -> Payload:
 
 
 @pytest.mark.parametrize(
-    ("name", "world_size"), [(name, n) for n in (2, 3, 4) for name in strategies(n) if composed(name).counted]
+    ("name", "world_size"), [_slow(n, name, n) for n in (2, 3, 4) for name in strategies(n) if composed(name).counted]
 )
 def test_sent_bytes_match_the_formula(ranks_by_size: Any, name: str, world_size: int) -> None:
     """Allow for one byte per parameter, which flags its gradient, and for padding."""
@@ -198,6 +203,7 @@ def test_different_models_on_ranks_are_refused(ranks_by_size: Any, world_size: i
         assert messages[kind].endswith("build the same model, in the same order, on every rank")
 
 
+@pytest.mark.slow
 def test_different_models_in_a_group_are_named_by_ranks_of_the_job(ranks_by_size: Any) -> None:
     for messages in ranks_by_size(3).of("mismatches")[1:]:
         assert messages["group"].startswith("rank 2 has a different model from rank 1: parameter weight (3, 2)")
@@ -289,7 +295,7 @@ def test_master_weights_are_trained_saved_and_loaded_as_in_one_process(ranks_by_
             close(got, alone, "fp32" if exactly else "bf16", name)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@every_world_size
 def test_other_collectives_keep_their_order(ranks_by_size: Any, world_size: int) -> None:
     """Send a second model's gradients and the caller's tensor; in another order the ranks would mix them up or hang."""
     ranks = ranks_by_size(world_size).of("collectives_of_two_models")
