@@ -18,7 +18,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -86,6 +86,18 @@ def torchrun(*words: str, timeout_s: float = 55.0, start: str = "fork") -> subpr
     """
     ranks = ["--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
     return python(*launcher(*ranks, start=start), *words, timeout_s=timeout_s)
+
+
+def started_ranks(*words: str, timeout_s: float = 55.0) -> list[subprocess.CompletedProcess[str]]:
+    """Run a program on two ranks, which find each other by their variables as under Slurm; no launcher starts."""
+    with ExitStack() as running:
+        port = running.enter_context(held_port())
+        job = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        waits = [
+            running.enter_context(started(*words, environment=job | {"RANK": number, "LOCAL_RANK": number}))
+            for number in ("0", "1")
+        ]
+        return [wait(timeout_s) for wait in waits]
 
 
 def launcher(*options: str, start: str = "fork") -> list[str]:

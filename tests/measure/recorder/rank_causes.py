@@ -25,7 +25,7 @@ def metrics() -> None:
 
 def model_of(kind: str) -> Any:
     torch.manual_seed(0)
-    width, layers = {"passes": (64, 1), "no_sync": (64, 1), "batch": (256, 1)}.get(kind, (8, 6))
+    width, layers = {"passes": (64, 1), "no_sync": (64, 1), "batch": (256, 4)}.get(kind, (8, 6))
     net = nn.Sequential(*[nn.Linear(width, width) for _ in range(layers)])
     if kind in ("tensors", "stages", "tokens"):
         return net

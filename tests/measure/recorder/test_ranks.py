@@ -16,7 +16,7 @@ from cs_systems.measure.recorder._ranks import merged_loop
 from cs_systems.readers import read
 from cs_systems.record import read_records
 from cs_systems.report.tables.records import render
-from tests.forks import torchrun
+from tests.forks import started_ranks, torchrun
 from tests.measure.recorder import rank_causes
 from tests.measure.recorder.loops import train
 
@@ -119,8 +119,8 @@ def test_missing_rank_gives_the_reason_that_it_left(tmp_path: Path) -> None:
 def of_causes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """Return the folder of the loops with a cause each, and what their rank 0 printed."""
     out = tmp_path_factory.mktemp("causes")
-    done = torchrun("-m", "tests.measure.recorder.rank_causes", str(out), timeout_s=110, start="spawn")
-    return out, done.stdout.splitlines() or [done.stderr]
+    first, second = started_ranks("-m", "tests.measure.recorder.rank_causes", str(out), timeout_s=110)
+    return out, first.stdout.splitlines() or [first.stderr, second.stderr]
 
 
 @pytest.mark.timeout(120)
