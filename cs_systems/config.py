@@ -512,7 +512,7 @@ def _check_subject(config: RunConfig) -> None:
             continue
         if subject not in each.subjects:
             path = next(iter(_changed(name, value)), name)
-            # in Python the whole model is set, with --size only its name
+            # in Python the whole model is set; with --size only its name
             word = name if path == f"{name}.name" else path
             raise ConfigError(f"{applies(word, each.subjects, config.workload)}; leave out {word}", **{word: path})
         if owner in ("compile", "profiler", "clip") and getattr(config, owner) == FIELDS[owner].default:

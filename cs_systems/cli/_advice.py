@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cs_systems.record import RunRecord
 
 SCRIPT = "YOUR_SCRIPT.py"
-RECORD_BYTES = 20_000  # at most, for one process
+RECORD_BYTES = 20_000  # most bytes of a record of one process
 
 
 def try_command(answer: DiagnosisAnswer, cell: Sequence[str] = (), script: Sequence[str] = ()) -> list[str]:

@@ -201,7 +201,7 @@ def _least_bytes(size: str, words: Sequence[str]) -> int:
     cells = [
         RunConfig(
             model=preset(size, context_length=int(context)),
-            batch_size=int(batch),  # of --global-batch-size the whole, which is more than a share
+            batch_size=int(batch),  # --global-batch-size gives the whole batch, and a rank's share is smaller
             mode=Mode(mode),
             precision=Precision(precision),
             attention=attention,

@@ -118,7 +118,7 @@ def page_asked(args: Asked) -> Asked:
         args = replace(args, format="html", output=output)
     check_page(args.format, args.output)
     if args.format == "html":
-        importlib.import_module("cs_systems.report.pages.tables")  # this import lets tables be written as HTML
+        importlib.import_module("cs_systems.report.pages.tables")  # the import adds HTML to the formats of tables
     return args
 
 

@@ -38,7 +38,7 @@ class CostRow(TypedDict):
     model_flops: int | None
     hardware_flops: int | None
     bytes: int | None
-    score_flops: NotRequired[int | None]  # of the matrix products over the attention scores
+    score_flops: NotRequired[int | None]  # FLOPs of the matrix products over the attention scores
     score_bytes: NotRequired[int | None]
 
 

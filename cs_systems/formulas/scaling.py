@@ -8,9 +8,9 @@ from typing import Annotated, NamedTuple, TypedDict
 from cs_systems.config import preset
 from cs_systems.core.tables import Column, table
 
-TOKENS = 2**20  # of the whole batch
+TOKENS = 2**20  # tokens of the whole batch
 LAYER = "xl-2026"  # size of the one feed-forward layer
-LOW_BYTES = 2  # of an element in bf16
+LOW_BYTES = 2  # bytes of an element in bf16
 # machine → dense bf16 FLOP/s, and bytes/s that a GPU sends by NVLink, from data sheets
 MACHINES = {"H100": (989.5e12, 450e9), "B200": (2250e12, 900e9)}
 

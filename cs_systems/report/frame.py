@@ -104,7 +104,8 @@ def _naming(index: int, record: RunRecord) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        problem = str(error).partition("; ")[0]  # its remedy is for a cell before it is measured
+        # the remedy after ";" applies before a cell is measured, so it is left out
+        problem = str(error).partition("; ")[0]
         text = (
             f"record {index + 1} (key {record.key}) cannot be shown: {problem}; read it with the version that wrote "
             "it, or delete its line of records.jsonl"

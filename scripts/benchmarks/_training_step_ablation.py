@@ -152,7 +152,7 @@ def drawing(ablation: Sequence[dict[str, Any]]) -> Any:
 
 
 def powers(ablation: Sequence[dict[str, Any]], names: Mapping[str, str]) -> Iterable[str]:
-    """Yield the table of clock and power of the rows that ran on for three seconds; names: variant → title."""
+    """Yield the table of clock and power of the rows, read while each ran for 3 s; names: variant → title."""
     yield (
         "The rows above on the same card, steps one after another for three seconds; NVML was read in the second half, "
         "4 to 21 times. The board's limit is 700 W, its highest clock 1,980 MHz. *Capped*: the share of readings in "

@@ -40,7 +40,7 @@ PRODUCTS = {"cpu": {"A": 20, "B": 22}, "cuda": {"A": 100, "B": 103}}
 SIZE = {"cpu": 256, "cuda": 1024}
 SLOWDOWN = {device: counts["B"] / counts["A"] - 1 for device, counts in PRODUCTS.items()}
 WARMUP, STEPS = 5, 40
-CORES = 2  # that a process on a CPU computes on
+CORES = 2  # number of CPU cores that a process computes on
 BLOCK = 5  # neighbouring pairs that stay together
 MOST_PAIRS = 100
 FILE, LIVE = "processes.jsonl", "live.jsonl"
@@ -104,7 +104,7 @@ class Processes:
 
 
 class Recorded(NamedTuple):
-    """Pair of processes as it ran."""
+    """Pair of processes: seconds of A and B, whether A came first, and the chance of this order."""
 
     a: float
     b: float

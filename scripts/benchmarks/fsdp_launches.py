@@ -144,7 +144,7 @@ def on_thread(step: Step, steps: int) -> list[dict[str, float]]:
 
 def submitted(step: Step, steps: int) -> list[dict[str, float]]:
     samples = [x for x in measure(step, step.device, warmup=1, steps=steps) if not x.warmup]  # type: ignore[arg-type]
-    step.prepare()  # its gradients would count as memory during the others' steps
+    step.prepare()  # its gradients would count as memory during the other variants' steps
     return [
         {f"{phase}_host_s": s for phase, s in x.submit_s.items()}
         | {"behind_s": (x.lag_s or {})[Phase.BACKWARD], "step_s": x.wall_s}

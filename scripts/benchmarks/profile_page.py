@@ -30,7 +30,7 @@ from statistics import median
 from _browser import Browser, frames, frames_per_s, zooms
 from analyze_speed import DATA, repeat_kineto, repeat_nsys
 
-MEGABYTES_PER_KERNEL = 4.184e-3  # of a trace of torch.profiler
+MEGABYTES_PER_KERNEL = 4.184e-3  # size of a torch.profiler trace per kernel, in MB
 
 
 def make(folder: Path, profiler: str, kernels: int) -> tuple[Path, float]:

@@ -87,7 +87,7 @@ def _count_of_sqlite(path: Path) -> Count:
             ).fetchone()
             return Count("rocmProfileData", number, time_us)
         if dispatches := [name for name in tables if name.startswith("rocpd_kernel_dispatch")]:
-            (of,) = dispatches  # of one process
+            (of,) = dispatches  # dispatches of the only process
             number, time_us = database.execute(f"SELECT count(*), sum(end - start) / 1e3 FROM {of}").fetchone()
             return Count("rocprofv3, rocpd", number, time_us)
         return _count_of_nsys(database)

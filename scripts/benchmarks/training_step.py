@@ -39,7 +39,7 @@ from cs_systems.measure.runtime.timing import measure
 from cs_systems.measure.workloads import Cell
 from cs_systems.measure.workloads.train_step import TrainStep
 
-PEAK_FLOPS = 989e12  # of bfloat16 on an H100 or H200, dense (data sheet)
+PEAK_FLOPS = 989e12  # peak FLOP/s in bfloat16 on an H100 or H200, dense (data sheet)
 BASE: dict[str, Any] = {"compile": "default", "compile_scope": "block", "attention": "sdpa_flash"}
 # In the order in which they are added up. A part's switch has the part's name.
 SWITCHES: dict[str, dict[str, Any]] = {

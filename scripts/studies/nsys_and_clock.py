@@ -40,7 +40,7 @@ from cs_systems.report.tables.records import render
 BASE = RunConfig(warmup=3, steps=20)
 CONTEXTS = (128, 256)
 PHASES = ("forward", "backward", "optimizer")
-TOLERANCE = 0.05  # of the clock's median
+TOLERANCE = 0.05  # tolerance as a share of the clock's median
 
 
 def full() -> list[RunConfig]:

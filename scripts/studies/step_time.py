@@ -35,7 +35,7 @@ PRECISIONS = (Precision.FP32, Precision.BF16)
 ANSWERED_CONTEXT = 512
 PHASES = ("forward", "backward", "optimizer")
 LARGE_OF_32_LAYERS = preset("large", num_layers=32)
-OF_LAUNCHES = "the ratio of the launch times"  # of phases that are both launch-bound
+OF_LAUNCHES = "the ratio of the launch times"  # for phases that are both launch-bound
 NEAR_TWO = (1.8, 2.2)  # what forward's and backward's FLOPs lead to expect, within a tenth
 NO_LAG = "host and device are one here, so that nothing can be launch-bound: that part needs a GPU"
 

@@ -270,7 +270,7 @@ def _draw_limits(figure: Any, rows: Sequence[Row]) -> None:
             axes.barh(label, size, height=0.7, **filled(look))
         axes.axvline(limit, color="black", linewidth=1)
         axes.set_title(f"{architecture}: {limit:g} KiB", fontsize=10)
-    axes.invert_yaxis()  # they share it
+    axes.invert_yaxis()  # both axes share the y-axis
 
 
 def answer(cells: list[Cell]) -> str:

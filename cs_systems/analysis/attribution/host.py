@@ -25,7 +25,7 @@ class RangeRow(TypedDict):
     calls_per_step: Annotated[float, Column("calls", drop=8)]
     total_s: Annotated[float, Column("CPU time")]
     self_s: Annotated[float, Column("self time", drop=1)]  # without nested ranges
-    share: Annotated[float, Column("of wall time", drop=9)]  # of the steps' wall time
+    share: Annotated[float, Column("of wall time", drop=9)]  # share of the steps' wall time
 
 
 def range_rows(ranges: Ranges, steps: Sequence[Step]) -> list[RangeRow]:

@@ -20,7 +20,7 @@ from cs_systems.core.range_names import UNATTRIBUTED
 from cs_systems.readers.forms.columns import UNKNOWN, Bools, Categorical, Floats, Ints, distinct
 from cs_systems.readers.forms.trace import Trace
 
-LEAST_SHARE = 0.6  # of a pass's time, in the repeated part
+LEAST_SHARE = 0.6  # least share of a pass's time in the repeated part
 SURE_SHARE = 0.85
 FEWEST = 3  # repetitions
 SHORTEST, LONGEST = 4, 2000  # kernels of one block

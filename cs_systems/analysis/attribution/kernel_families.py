@@ -56,7 +56,7 @@ RULES: tuple[tuple[str, str], ...] = (
     ("elementwise", r"elementwise|pointwise|dropout|masked_fill|tri[ul]_|arange|fill|silu|gelu|swiglu|cast"),
     ("reduction", r"rocblas_\w*(dot|nrm2|asum)"),
     ("elementwise", r"rotary|rope|distribution_|rocblas_\w*(axpy|scal)|scalePackedTensor|SubTensorOp|Op\dd?Tensor"),
-    ("elementwise", r"^(quantize|multiply)_kernel"),  # of this package
+    ("elementwise", r"^(quantize|multiply)_kernel"),  # kernels of this package
 )  # fmt: skip
 
 

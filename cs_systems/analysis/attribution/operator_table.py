@@ -35,7 +35,7 @@ class OperatorRow(TypedDict):
     host_self_s: Annotated[float, Column("CPU self", drop=5)]
     host_share: Annotated[float, Column("of wall", drop=3)]  # self time as a share of the step's wall time
     kernels_per_step: float | None  # launched by the operator itself
-    device_s: Annotated[float | None, Column("GPU", drop=1)]  # of the kernels launched in it
+    device_s: Annotated[float | None, Column("GPU", drop=1)]  # time of the kernels launched in it
     device_self_s: Annotated[float | None, Column("GPU self")]
     share: Annotated[float | None, Column(drop=9)]  # self time as a share of all kernel time
     flops: float | None  # None if no formula is known

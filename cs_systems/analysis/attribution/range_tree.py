@@ -33,7 +33,7 @@ class RangeTreeRow(TypedDict):
     self_s: Annotated[float, Column("self time", drop=1)]  # without nested ranges
     share: Annotated[float, Column(drop=9)]
     idle_s: float | None  # time when it was open on the host and no kernel ran; None for several devices
-    flops: float | None  # of the operators with a formula
+    flops: float | None  # FLOPs of the operators with a formula
     achieved_flops_per_s: Annotated[float | None, Column("rate", drop=6)]
 
 

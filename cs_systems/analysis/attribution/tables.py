@@ -68,7 +68,7 @@ class KernelRow(PerStep):
 
     kernel: Annotated[str, Column(beside=52)]
     family: str
-    mean_s: Annotated[float, Column(drop=3)]  # of one call
+    mean_s: Annotated[float, Column(drop=3)]  # mean time of one call
     grid: str | None
     block: str | None
     registers: Annotated[int | None, Column("regs", drop=1)]  # per thread
@@ -90,7 +90,7 @@ class RatesRow(TypedDict):
     bytes: float | None
     achieved_bytes_per_s: Annotated[float | None, Column("traffic", drop=2)]
     ceiling: Annotated[str | None, Column("bound by")]  # the ceiling that limits: "compute" or "memory"
-    ceiling_share: Annotated[float | None, Column("of ceiling")]  # of the limiting ceiling
+    ceiling_share: Annotated[float | None, Column("of ceiling")]  # share of the limiting ceiling
 
 
 class PhaseRow(PerStep, RatesRow):
@@ -144,8 +144,8 @@ class DeviceOverlapRow(TypedDict):
     communication_s: float
     hidden_s: float
     exposed_s: float
-    hidden_share: Annotated[float | None, Column("share hidden")]  # of the communication; None where there is none
-    share: Annotated[float, Column("exposed of wall time", drop=9)]  # of exposed communication, of the step
+    hidden_share: Annotated[float | None, Column("share hidden")]  # share of the communication; None if there is none
+    share: Annotated[float, Column("exposed of wall time", drop=9)]  # time of exposed communication / time of the step
 
 
 class Ceilings(NamedTuple):

@@ -48,7 +48,7 @@ LEAST_NAMED = 0.05  # share of the recording; shorter ranges before the usual wo
 START_UP_S = 5e-3  # a shorter time before the first launch does not count as start-up
 COLD = 0.3  # share of the time that first uses take; above it, nothing usual is left to judge
 WHOLE_PROCESS = ("nsys", "rocprofv3")  # profilers that start the program, so that every recording includes its start-up
-MOST_OF_IT = 0.5  # of the extra time of a slow step
+MOST_OF_IT = 0.5  # share of the extra time of a slow step
 FIRST_HALF = 0.5  # share of the kernels and of their time; if the start-up ends later, no usual stretch is left
 
 

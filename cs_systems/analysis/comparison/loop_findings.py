@@ -26,7 +26,7 @@ class OwnPythonRow(TypedDict):
     place: str  # the line with the most time: `train.py:12`
     calls: str | None  # the function called there, such as `time.sleep`; None if it calls none
     time_s: float  # per step
-    share: float  # of the phase's samples
+    share: float  # share of the phase's samples
     samples: int
     feeds_model: bool  # its result is an input of the model
 
@@ -53,7 +53,7 @@ class CollectionRow(TypedDict):
 
     steps: int
     collections: int
-    time_s: float  # of all steps
+    time_s: float  # time of all such steps together
     in_steps: int  # smallest number of steps that hold nine tenths of it
     longest_s: float
     total_s: float  # total time of the steps
@@ -94,7 +94,7 @@ class PaddingRow(TypedDict):
     share: float
     steps: int  # number of steps in which it was seen
     basis: str  # "tokens" given to step(), or "filler" at the ends of rows
-    shape: str  # of the last input, such as `8 × 250`
+    shape: str  # shape of the last input, such as `8 × 250`
     filler: Annotated[int | None, Column(signed=True)]
 
 
@@ -102,7 +102,7 @@ class OutcomeRow(TypedDict):
     """Outcome of the timed steps: the last loss, and the optimizer steps that a GradScaler skipped."""
 
     loss: Annotated[float | None, Column(signed=True)]  # None if it is unknown, or no finite number
-    fault: str | None  # of the loss: "NaN" or "infinite"
+    fault: str | None  # fault of the loss: "NaN" or "infinite"
     skipped_steps: int | None  # None without a GradScaler
     optimizer_steps: int | None
     first_scale: float | None
@@ -124,7 +124,7 @@ class UpdatesRow(TypedDict):
     missing: int  # of these, steps without any gradient
     zero: int  # of these, steps whose gradients are all zero
     learning_rate: float | None  # largest of the parameter groups
-    dtype: str | None  # of the parameters, if all have the same
+    dtype: str | None  # dtype of the parameters, if all have the same
     compared_steps: int  # number of steps between two readings of the weights
     compared: int  # parameters that were compared
     changed: int
@@ -150,7 +150,7 @@ class RepeatedCallsRow(TypedDict):
     """Repeated calls of a model with the same input in one step."""
 
     model: str
-    steps: int  # with such a call
+    steps: int  # number of steps with such a call
     of_steps: int  # observed steps
     calls: int  # calls that repeat another one
     used: int  # of these, calls with a result that backward uses

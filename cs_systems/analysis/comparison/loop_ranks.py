@@ -118,7 +118,7 @@ class ExchangeRow(TypedDict):
     early: int  # all-reduces of gradients in passes without a following update
     early_share: float
     small: int  # all-reduces below SMALL_BYTES, per backward pass
-    small_bytes: float  # their median size
+    small_bytes: float  # median size of the small ones
     small_share: float
     are_gradients: bool
     marked: int

@@ -22,7 +22,7 @@ class LoopTimeRow(TypedDict):
     every: int | None
     median_s: float
     total_s: float
-    share: float  # of the time of all recorded steps
+    share: float  # share of the time of all recorded steps
 
 
 def loop_time(measurement: Measurement) -> list[LoopTimeRow]:

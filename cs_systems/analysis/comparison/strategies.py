@@ -65,7 +65,7 @@ class StepRow(CellColumns):
         ),
     ]
     hidden: Annotated[float | None, Column(drop=4)]
-    tokens_per_s: Annotated[float | None, Column(drop=3)]  # of all ranks
+    tokens_per_s: Annotated[float | None, Column(drop=3)]  # sum over all ranks
     # Tokens/s over that of as many baselines; None without a baseline, or with a disturbed one.
     efficiency: Annotated[
         float | None, Column(note="efficiency: tokens/s over that of the same number of independent ranks")

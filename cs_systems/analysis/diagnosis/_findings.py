@@ -29,7 +29,7 @@ class DiagnosisRow(TypedDict):
     sentence: str
     subject: str
     where: str
-    share: float | None  # of the step or the peak that the cause takes
+    share: float | None  # share of the step or the peak that the cause takes
     now_s: float | None
     expected_s: float | None
     expected_low_s: float | None

@@ -262,7 +262,7 @@ class _LargePool:
             if action == SEGMENT_ALLOC:
                 came[address] = size
             elif action == SEGMENT_FREE and address not in came:
-                went.append((address, size))  # it existed before recording
+                went.append((address, size))  # the block existed before recording
         there = [(s.address, s.bytes) for s in snapshot.segments if s.address not in came]
         self._size = dict([*there, *went])
         self._starts = sorted(self._size)

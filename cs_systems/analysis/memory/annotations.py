@@ -29,8 +29,8 @@ class AnnotationRow(TypedDict):
     kind: str | None  # METADATA, or None for a range
     occurrences: Annotated[int | None, Column("times")]  # of a range
     allocations: Annotated[int, Column("count")]  # made under it
-    requested_bytes: int  # by them
-    at_peak_bytes: int  # of them, alive at the peak of the snapshot
+    requested_bytes: int  # bytes requested by these allocations
+    at_peak_bytes: int  # bytes of these allocations that are alive at the snapshot's peak
     highest_bytes: Annotated[int | None, Column("maximum")]  # allocated in all, the highest during a range
     change_bytes: int | None  # sum over all calls of: bytes allocated at the end of a range minus bytes at its start
 

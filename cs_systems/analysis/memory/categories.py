@@ -40,7 +40,7 @@ CATEGORIES = {
 }
 # PyTorch's CUBLAS_WORKSPACE_CONFIG: :4096:2:16:8, on Hopper and later :4096:8 (32 MiB).
 WORKSPACE_BYTES = (8_519_680, 33_554_432)
-MOST_SETS = 4  # of an optimizer's state: moments, master weights and an average
+MOST_SETS = 4  # most sets of an optimizer's state: moments, master weights and an average
 MOST_WORKSPACES = 2  # one for each thread that calls cuBLAS: forward's and autograd's
 _OF_KIND = {
     "parameter": PARAMETERS,

@@ -39,7 +39,8 @@ def groups(found: Attribution, apart: Iterable[Attributed]) -> Mapping[str, Sequ
     own = [one for one in found.allocations if id(one) not in others]
     logits = [*_logits(found, own)]
     of_logits = {*map(id, logits)}
-    is_trained = any(place.phase == Phase.BACKWARD for place in found.places)  # else nothing is kept for backward
+    # without backward, nothing is kept for it
+    is_trained = any(place.phase == Phase.BACKWARD for place in found.places)
     kept = [one for one in own if is_trained and one.category == ACTIVATIONS and id(one) not in of_logits]
     in_blocks = [one for one in kept if (one.layer or "").startswith("block")]
     scores = _scores(found, in_blocks or kept)

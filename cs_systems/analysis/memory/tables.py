@@ -28,7 +28,7 @@ class SnapshotFileRow(TypedDict):
     peak_bytes: int | None
     reserved_bytes: Annotated[int | None, Column("reserved then")]  # at the peak
     category: Annotated[str | None, Column("largest")]  # the largest at the peak
-    category_share: Annotated[float | None, Column("its share")]  # of the peak
+    category_share: Annotated[float | None, Column("its share")]  # share of the peak
     out_of_memory: Annotated[int, Column("OOM")]  # failed allocations
 
 
@@ -45,24 +45,24 @@ class CompositionRow(Sums):
 
     category: str
     phase: Annotated[str | None, Column("allocated in")]
-    share: Annotated[float | None, Column("share of peak", drop=9)]  # of the peak
+    share: Annotated[float | None, Column("share of peak", drop=9)]  # share of the peak
 
 
 class LayerRow(Sums):
     """Layer of the activations at the peak; a line of code where the layer is not known."""
 
     layer: str
-    share: Annotated[float | None, Column("share of activations", drop=9)]  # of the activations
+    share: Annotated[float | None, Column("share of activations", drop=9)]  # share of the activations
 
 
 class AllocationsRow(TypedDict):
     """Equal allocations."""
 
-    bytes: Annotated[int, Column("size")]  # of one
+    bytes: Annotated[int, Column("size")]  # bytes of one tensor
     allocations: Annotated[int, Column("count")]
     total_bytes: int
     category: str
-    name: str | None  # of the tensor
+    name: str | None  # name of the tensor
     where: str | None  # line of code; without a stack the phase
     described: Annotated[str | None, Column("tensor; source line")]  # name and where
     layers: str | None  # the first and the last

@@ -21,7 +21,7 @@ from cs_systems.readers.snapshot import Events, Stack
 
 MOST_ALLOCATIONS = 300_000
 MOST_BLOCKS = 50_000
-MOST_FRAMES = 40  # of a stack, the innermost
+MOST_FRAMES = 40  # most frames kept of a stack, the innermost ones
 BINS = 2000
 
 

@@ -44,14 +44,14 @@ __all__ = [
     "Refusal", "Replay", "SyncRemoved", "replayed",
 ]  # fmt: skip
 
-MOST_UNEXPLAINED = 0.02  # of the span of the steps
-MOST_ERROR = 0.05  # of a step
-MOST_LOST = 0.02  # of the activities, without a recorded launch
+MOST_UNEXPLAINED = 0.02  # share of the time from the first step's start to the last one's end
+MOST_ERROR = 0.05  # share of a step
+MOST_LOST = 0.02  # share of the activities without a recorded launch
 MOST_ACTIVITIES = 50_000  # replayed: of more, the first steps; at least one
 RECURS = 0.75  # share of the steps
-MOST_COLD = 0.05  # of the steps, in the first launches of kernels
+MOST_COLD = 0.05  # share of the steps' time spent in the first launches of kernels
 COLD_S = 1e-3  # longer than any launch of a kernel that is loaded
-LEAST_CHANGE = 0.01  # of a step
+LEAST_CHANGE = 0.01  # share of a step
 FEWEST = 5  # activities of a step
 
 
@@ -124,12 +124,12 @@ class Part:
         return {}
 
     def repeated_s(self, graph: Graph, costs: Costs) -> Floats:
-        """Return the same of the steps when they follow on themselves, as in a loop."""
+        """Return the duration of each step in s, if all steps run twice in a row, as in a loop."""
         twice = self.twice if graph is self.graph else repeated(graph)
         return step_times(twice, replay(twice, twice_costs(graph, costs)))[len(self.steps) :]
 
     def unchanged_s(self, costs: Costs) -> Floats:
-        """Return the same before a change; it is kept for the next change."""
+        """Return the durations before a change, and keep them for the next change."""
         if id(costs) not in self._known:
             self._known[id(costs)] = costs, self.repeated_s(self.graph, costs)
         return self._known[id(costs)][1]

@@ -106,7 +106,8 @@ def by_clean(subject: Subject, clean: Clean) -> Costs:
         if phase in clean.device_s:
             of = inside[np.maximum(r.call, 0)] & subject.graph.launched
             busy_s = float(duration[of].sum())
-            if busy_s > clean.device_s[phase] * count:  # else the device waited, and its kernels are as recorded
+            # otherwise the device waited, and its kernels take as long as recorded
+            if busy_s > clean.device_s[phase] * count:
                 duration[of] *= clean.device_s[phase] * count / busy_s
     return replace(costs, segment=segment, work=work, duration=duration)
 

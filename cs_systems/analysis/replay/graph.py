@@ -29,13 +29,13 @@ from cs_systems.readers.forms.trace import Trace
 QUEUE = 1020  # activities that one stream's launch queue holds
 LEAST_QUEUE, NEAR_FULL = 500, 0.95
 FEW = 3  # cases that a median needs
-TOLERANCE_S = 10 * US  # of an activity's start; what is later by more is unexplained
-CALL_TOLERANCE_S = 50 * US  # of a call's end
+TOLERANCE_S = 10 * US  # tolerance of an activity's start; anything later by more is unexplained
+CALL_TOLERANCE_S = 50 * US  # tolerance of a call's end
 NEAR_S = 20 * US  # longest gap between two activities of a stream that were both queued
 LEAST_BURST = 3  # calls of a thread in a row, if it takes turns with the main thread
 # a thread with a larger share of calls that overlap those of the main thread does not take turns with it
 OVERLAPS = 0.05
-USUAL_WAIT_S = 3 * US  # of a call that waits, if none of its name does not
+USUAL_WAIT_S = 3 * US  # own work assumed for a call that waits, if no call of its name ran without waiting
 LONG = 3.0  # times the usual duration of a launch: it was blocked
 NEVER = -np.inf
 
@@ -56,7 +56,8 @@ class Constants(NamedTuple):
     back: Constant
 
 
-USUAL = Constants(*(Constant(delay, delay, delay) for delay in (0.0, 1 * US, 5 * US)))  # of a trace with few cases
+# constants of a trace with few cases
+USUAL = Constants(*(Constant(delay, delay, delay) for delay in (0.0, 1 * US, 5 * US)))
 
 
 @dataclass(frozen=True)

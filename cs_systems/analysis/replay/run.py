@@ -60,7 +60,7 @@ def _begins(graph: Graph) -> Bools:
 
 
 def _alone(graph: Graph, costs: Costs) -> Bools:
-    """Return for each call whether it, or what it launches, waits; one more entry for the end, which does not."""
+    """Return for each call whether it or its activity waits; a False is added for the end of the calls."""
     found = np.zeros(len(graph.previous) + 1, bool)
     waiting = np.array(list(graph.waits.awaited), np.int64)
     found[waiting[costs.waits[waiting]]] = True

@@ -19,7 +19,7 @@ from cs_systems.readers.forms.trace import Trace
 
 SYNCS = (Kind.DEVICE_SYNC, Kind.STREAM_SYNC, Kind.EVENT_SYNC)
 US = 1e-6
-SKEW_S = 20 * US  # by which the clocks of host and device may differ
+SKEW_S = 20 * US  # most time by which the clocks of host and device may differ
 AT_ONCE_S = 15 * US  # from the end of an activity to the start of one that waited for it
 CLOSE_S = 200 * US  # from the end of an activity to that of a call that frees memory
 LATE_S = 3 * US  # later than its stream and its launch explain

@@ -73,7 +73,7 @@ FORMS = {
         "family:NAME=FACTOR", True, True, None, lambda name, factor: FamilyScaled(name or "", factor)
     ),
 }  # fmt: skip
-STRAGGLER = "straggler=median"  # of the ranks of a job
+STRAGGLER = "straggler=median"  # change of the ranks of a job
 USAGE = "; ".join([*(form.usage for form in FORMS.values()), f"{STRAGGLER} for the traces of all ranks"])
 
 
@@ -106,7 +106,7 @@ def change(text: str) -> Change:
     return form.change(name or None, factor)
 
 
-Answers = Mapping[str, Expected | Refusal]  # by the changes' names as they were given
+Answers = Mapping[str, Expected | Refusal]  # change, as it was written → its answer
 
 
 @table("what if: duration of a step after a change", name="what_if")

@@ -97,7 +97,7 @@ class _Calls(TorchDispatchMode):
         result = function(*args, **(kwargs or {}))
         if in_backward():
             self.has_backward = True
-        elif function is not torch.ops.aten.detach.default:  # of a tensor that is saved for backward
+        elif function is not torch.ops.aten.detach.default:  # the tensor is saved for backward
             flat, form = tree_flatten((args, kwargs or {}))
             self._note(result, flat, self._made_by(function, args, flat, form))
         return result

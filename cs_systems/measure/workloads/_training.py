@@ -182,7 +182,8 @@ class Training:
 
 
 def _needs_closure(optimizer: Any) -> bool:
-    step = getattr(type(optimizer), "step", None)  # of the class, because a scheduler replaces the instance's method
+    # step of the class, because a scheduler replaces the instance's method
+    step = getattr(type(optimizer), "step", None)
     try:
         if step is not None:
             inspect.signature(step).bind(optimizer)

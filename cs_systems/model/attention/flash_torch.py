@@ -79,7 +79,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, offset: int, scale: 
         m_i = torch.full_like(l_i, torch.finfo(exact).min)  # running maximum: finite, so that −inf − m is never NaN
         for j in _blocks(k.shape[-2], B_K):
             if _all_hidden(i, j, offset):
-                break  # so are all tiles to the right
+                break  # all tiles to the right are hidden too
             K_j, V_j = k[..., j, :].to(exact), v[..., j, :].to(exact)  # (…, B_K, d)
             with annotate("scores"):
                 S_ij = scale * Q_i @ K_j.mT  # (…, B_Q, B_K)

@@ -17,7 +17,7 @@ class ScopeRow(TypedDict):
     calls: Annotated[int | None, Column("kernels")]  # launches of kernels
     time_s: float | None  # on the device
     self_s: float | None  # without nested nodes
-    share: Annotated[float | None, Column("share of time", drop=9)]  # of the profile's time
+    share: Annotated[float | None, Column("share of time", drop=9)]  # share of the profile's time
     cpu_s: Annotated[float | None, Column("CPU time")]  # host time, if the program timed the scope
     flops: float | None  # as the program declared
     flops_per_s: Annotated[float | None, Column("rate")]

@@ -50,7 +50,7 @@ def _has_parts(data: pd.DataFrame) -> bool:
     """Return whether steps have several phases that are not also measured one by one."""
     from cs_systems.report.tables.columns import phases_of
 
-    if data["workload"].iloc[0] == Subject.COLLECTIVE:  # only one of the phases is measured
+    if data["workload"].iloc[0] == Subject.COLLECTIVE:  # the workload measures only one of the phases
         return False
     one_by_one = data["workload"].iloc[0] == Subject.ATTENTION and set(data["mode"]) != {Mode.FORWARD_BACKWARD}
     return not one_by_one and len(phases_of(data)) > 2

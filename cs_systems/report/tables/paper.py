@@ -29,7 +29,7 @@ from cs_systems.report.tables.table import Table
 COLUMN = 58  # characters of 8 pt in 3.25 in, a narrow column of the usual classes with two columns
 PAGE = 98  # in 5.5 in, the text of a narrow page
 SLACK = 2  # characters that a wrapped text gets more, because capitals and signs are wider than digits
-MOST_LINES = 48  # of one float; a page holds more
+MOST_LINES = 48  # lines of one LaTeX float; a page holds more
 LINES_OF_FRAME = 5  # lines for rules, and for space around the caption and the notes
 
 NEGATIVE = re.compile(r"(?<![^\s(])-(?=\d)")  # a hyphen before a number, which becomes a minus

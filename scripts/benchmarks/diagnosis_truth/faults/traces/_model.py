@@ -47,7 +47,7 @@ class Transformer:
     attention: str = "flash"
     names: bool = True  # ranges forward, backward, optimizer
     shapes: bool = True
-    rate: float = 1.0  # of the products, compared with the usual one
+    rate: float = 1.0  # rate of the products, relative to the usual rate
     pointwise_kernels: int = 1  # per activation function or norm
     tape: list[tuple[str, tuple[int, ...], int]] = field(default_factory=list)
 
