@@ -141,7 +141,7 @@ def keep(source: Path, kept: Path) -> Iterator[str]:
             (kept / (task.folder or task.name) / f"{task.name}.log").unlink(missing_ok=True)
     for file in sorted(source.rglob("*")):
         inside = file.relative_to(source)
-        if not file.is_file() or file.suffix not in SMALL or file.name.endswith((".pickle.json", ".trace.json")):
+        if not file.is_file() or file.suffix not in SMALL or file.name.endswith((".pickle.json", ".trace.json", ".modules.json")):
             continue
         if file.name.startswith("worker") or inside.stem in worse or inside.parts[0] not in folders:
             continue
