@@ -3,15 +3,13 @@
     python scripts/course_page.py    # or: make readme
 
 A task's section has what it asks, its commands at the handout's sizes, the tables that answer it or the beginning of
-what they printed (where profiles/course has it), committed records of H200s, what to look at, what a good answer says,
-and the usual mistakes.
+what they printed (where profiles/course has it), what to look at, what a good answer says, and the usual mistakes.
 The rest of the page is written by hand. tests/docs compares the page with what this script would write.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from cs_systems.core.printable import command_line
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, RESULTS = ROOT / "docs" / "guides" / "course.md", ROOT / "profiles" / "course"
 BEGIN, END = "<!-- tasks: made by `make readme` from cs_systems/core/course.toml -->", "<!-- /tasks -->"
-WIDTH, MOST_LINES, MOST_COMMITTED = 108, 24, 18
+WIDTH, MOST_LINES = 108, 24
 NEEDS = {0: "", 1: "# needs a GPU\n", 2: "# needs two GPUs\n"}
 
 
@@ -29,20 +27,17 @@ def page(text: str) -> str:
     """Return the text of the page with its list of tasks written again."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{generated(rest)}\n{END}{after}"
+    return f"{before}{BEGIN}\n{generated()}\n{END}{after}"
 
 
-def generated(old: str) -> str:
-    """Return the Markdown of the tasks.
-
-    old: the tasks now on the page; the outputs of reproducible commands are kept from it.
-    """
+def generated() -> str:
+    """Return the Markdown of the tasks."""
     rows = [f"| [{task.name}](#{task.name}) | {task.asks} |" for task in tasks().values()]
     table = "\n".join(["| task | what it asks |", "| --- | --- |", *rows])
-    return "\n\n".join(["", table, *(part for task in tasks().values() for part in section(task, old)), ""]).strip("\n")
+    return "\n\n".join(["", table, *(part for task in tasks().values() for part in section(task)), ""]).strip("\n")
 
 
-def section(task: Task, old: str) -> Iterator[str]:
+def section(task: Task) -> Iterator[str]:
     yield f"## {task.name}"
     yield task.asks
     if not task.is_by_hand:
@@ -52,22 +47,11 @@ def section(task: Task, old: str) -> Iterator[str]:
     for number in task.shows:
         if printed := excerpt(task, number):
             yield f"```text\n{printed}\n```"
-    if task.committed:
-        yield "Committed records:"
-    for command in task.committed:
-        line = shown(shlex.split(command)).rstrip("\n") + f" | head -{MOST_COMMITTED}\n"
-        yield f"```console\n{line}{printed_before(line, old)}```"
     yield f"**Look at:** {task.look}"
     yield f"**A good answer:** {task.good}"
     yield f"**Usual mistakes:** {' '.join(task.mistakes)}"
     if links := [f"[{name}](../../profiles/{name}/table.md)" for name in task.studies]:
         yield f"Further: {', '.join(links)}."
-
-
-def printed_before(line: str, old: str) -> str:
-    """Return what the page shows below a command; scripts/docs_commands.py writes it."""
-    _, found, rest = old.partition(f"```console\n{line}")
-    return rest.partition("```")[0] if found else ""
 
 
 def _plain(lines: list[list[str]]) -> str:

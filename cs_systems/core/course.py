@@ -31,7 +31,6 @@ class Task:
     shows: tuple[int, ...] = (1,)
     answers: tuple[str, ...] = ()
     studies: tuple[str, ...] = ()
-    committed: tuple[str, ...] = ()
 
     @property
     def is_by_hand(self) -> bool:

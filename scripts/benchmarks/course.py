@@ -36,6 +36,7 @@ from cs_systems.core.printable import command_line
 ROOT = Path(__file__).resolve().parents[2]
 RUNS, KEPT = Path("runs/course"), ROOT / "profiles" / "course"
 SMALL = {".txt", ".json", ".jsonl", ".svg", ".log"}
+LARGE = (".pickle.json", ".trace.json", ".modules.json")
 MOST_BYTES = 3_000_000
 TAIL_BYTES = 4000  # bytes shown of the workers' log if a task failed
 GRACE_S = 30
@@ -141,7 +142,7 @@ def keep(source: Path, kept: Path) -> Iterator[str]:
             (kept / (task.folder or task.name) / f"{task.name}.log").unlink(missing_ok=True)
     for file in sorted(source.rglob("*")):
         inside = file.relative_to(source)
-        if not file.is_file() or file.suffix not in SMALL or file.name.endswith((".pickle.json", ".trace.json", ".modules.json")):
+        if not file.is_file() or file.suffix not in SMALL or file.name.endswith(LARGE):
             continue
         if file.name.startswith("worker") or inside.stem in worse or inside.parts[0] not in folders:
             continue
