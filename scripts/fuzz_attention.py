@@ -194,8 +194,8 @@ def exact(inputs: Sequence[Tensor], case: Case, backward: bool) -> list[tuple[Te
     """Return (float64 value, size of each row's terms) for each result; errors are measured against these.
 
     A gradient is a sum that may cancel to nothing while its terms keep their rounding: ds = p (dp − δ) with δ = do · o,
-    where o was rounded. What that rounding moves a row of dq by is scale ‖do‖ ‖o‖ / √d times the row of p k; of dk, the
-    sum over its queries of p times the same and ‖q‖.
+    where o was rounded. That rounding changes a row of dq by about scale ‖do‖ ‖o‖ / √d times the row of p k, and a row
+    of dk by the sum over its queries of p scale ‖do‖ ‖o‖ ‖q‖ / √d.
     """
     naive, (q, k, _, gradient) = _backend("naive"), [x.double() for x in inputs]
     values = computed(naive, [x.double() for x in inputs], case, backward)

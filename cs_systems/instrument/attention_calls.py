@@ -188,7 +188,7 @@ def _shown(mask: Tensor, queries: int, keys: int, offset: int | None) -> Shown:
         return Shown(1, 1, known=False)
     mask = mask[..., :queries, :keys]
     mask = mask.expand(*mask.shape[:-2], queries, keys)
-    if offset is not None:  # the kernel applies both
+    if offset is not None:  # the kernel applies the mask and the causal limit
         rows = torch.arange(queries, device=mask.device)[:, None]
         hidden = torch.arange(keys, device=mask.device) > rows + offset
         mask = mask.masked_fill(hidden, False if mask.dtype is torch.bool else -torch.inf)

@@ -318,7 +318,10 @@ class _Reader:
         return f"(globalTid & {PROCESS_MASK}) = {process}" if "globalTid" in self.columns[table] else "1"
 
     def _marking_process(self) -> int | None:
-        """Return the globalPid of the process to take ranges from: the only one with ranges if this one has none."""
+        """Return the globalPid of the process with the ranges.
+
+        It is the process that is read; if that has no ranges, the only other process with ranges.
+        """
         table = next((table for table in (KERNELS, GRAPHS) if self._has(table)), None)
         if self.process is None or table is None or "globalTid" not in self.columns.get(NVTX, ()):
             return self.process

@@ -47,7 +47,7 @@ GRID = (
 )
 SEQUENTIAL_SHAPES = (AttentionShape(1, 1, 1024, 64), AttentionShape(1, 1, 2048, 64))
 D_HEADS = (32, 64, 128)
-ERROR = (1e-5, 2e-3)  # of outputs of size one at most: fp32, and weights rounded to fp16
+ERROR = (1e-5, 2e-3)  # largest errors of outputs of at most 1: in fp32, and with weights rounded to fp16
 BASE = RunConfig(workload="attention", mode=Mode.FORWARD, shape=MAIN, warmup=2, steps=5)
 
 
@@ -251,7 +251,7 @@ def draw(cells: list[Cell]) -> Figure:
         axes.annotate(text, (1e3 * time_s, height), (8, 0), textcoords="offset points", va="center")
     axes.set_yticks(range(len(bars)), [name for (name, _, _), _ in bars])
     log_scale(axes.xaxis)
-    axes.set_xlim(right=axes.get_xlim()[1] * 4)  # room for the text of the longest
+    axes.set_xlim(right=axes.get_xlim()[1] * 4)  # leave room for the label of the longest bar
     axes.grid(axis="x")
     axes.invert_yaxis()
     axes.set_xlabel("ms of a pass, logarithmic" + f"; {spoken(MAIN)}, one technique more in each" * bool(ladder))

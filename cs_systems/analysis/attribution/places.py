@@ -148,8 +148,8 @@ def place_of(own: tuple[str, ...], outer: tuple[str, ...] = (), modules: Modules
 
     Args:
         own: The ranges open on the launching thread, outermost first.
-        outer: Those open on the main thread, where that is another thread.
-        modules: The modules of the model, whose ranges mean nothing but the module.
+        outer: The ranges open on the main thread, if it is not the launching thread.
+        modules: The modules of the model; the ranges named after them mean only the module.
     """
     if modules is not None:
         return _place_in(modules, own, outer)

@@ -242,7 +242,7 @@ class Answer:
 
     @property
     def verdict(self) -> str:
-        """Return that there is nothing to gain, if only causes that come last were found; this sentence comes first."""
+        """Return the first sentence, that there is nothing to gain, if every cause found comes last; else ""."""
         return self.nothing if self.diagnoses and all(one.comes_last for one in self.diagnoses) else ""
 
     @property

@@ -96,7 +96,7 @@ def _function(found: Attribution, one: Attributed) -> tuple[str, str] | None:
 
 
 def _of_softmax(found: Attribution, one: Attributed) -> bool:
-    """Return whether a softmax made the allocation: in a block, that of attention."""
+    """Return whether a softmax made the allocation; in a block this is the softmax of attention."""
     stack = found.replay.snapshot.stacks[one.allocation.stack]
     names = [frame.function.lower() for frame in python_frames(stack)]
     return any("softmax" in name and "log_softmax" not in name for name in names)

@@ -99,7 +99,7 @@ def _cause(oom: OutOfMemory, pieces: Sequence[Interval] | None, expandable: bool
 
 
 def why(oom: OutOfMemory, pieces: Sequence[Interval] | None) -> tuple[str, int]:
-    """Return (the kind of cause, the bytes that lacked) of a request that failed."""
+    """Return (kind of cause, missing bytes) of a failed request."""
     asked, free = oom.requested_bytes, oom.device_free_bytes
     cached = None if pieces is None else _length(pieces)
     if pieces and max(end - start for start, end in pieces) >= asked:

@@ -475,7 +475,7 @@ AT_PEAK, AT_HIGHEST, AT_END = "at the peak", "where the history is highest", "at
 
 
 def moment(*, has_peak: bool, has_events: bool) -> str:
-    """Return when the memory was as the tables show it; without events, only the memory at the end is known."""
+    """Return a phrase for the moment that the tables show; without events, only the end of the recording is known."""
     return AT_PEAK if has_peak else AT_HIGHEST if has_events else AT_END
 
 

@@ -17,7 +17,7 @@ from cs_systems.readers._stalls import Kind
 from cs_systems.readers.forms.columns import UNKNOWN, Bools, Floats, Ranges
 from cs_systems.readers.forms.trace import Trace
 
-LONG_S = 5e-3  # seconds of host time between two calls
+LONG_S = 5e-3  # host time between two calls that is too long to be the cost of launching
 # Measured with nine models on one H100: captured steps took 0.2 to 1.0 µs per kernel less than steps with queued
 # launches.
 NEARER_S = 0.6e-6

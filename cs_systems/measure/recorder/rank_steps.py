@@ -86,7 +86,7 @@ class _Searched(NamedTuple):
 
 @dataclass
 class _Step:
-    """Observed step, with its last timeline."""
+    """Observed step: the timeline at its end, its collective calls, its backward passes and its searches."""
 
     timeline: Timeline
     calls: list[_Call]

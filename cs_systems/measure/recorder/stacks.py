@@ -182,7 +182,7 @@ class Sampler:
 
 
 _Call = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-_calls: list[Any] = []  # kept for the life of the process, because one may be pending
+_calls: list[Any] = []  # kept until the process ends, because Python may still have to run one of them
 
 
 def _end_sleeps_on_time() -> None:

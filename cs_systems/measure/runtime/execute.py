@@ -306,7 +306,7 @@ def _visit(cell: _Cell, round: int, out: Path | None, emit: Emit, *, shared: boo
             round=round,
             probes=probes,
         )
-        if not config.is_distributed:  # ranks send nothing that their supervisor would have to merge
+        if not config.is_distributed:  # ranks report no progress, because their supervisor would have to merge it
             samples = partial(samples, on_warmup=WarmupProgress(emit, cell.index, warmup, warmup_s))
         try:
             cell.samples += samples(cell.workload, region=region)

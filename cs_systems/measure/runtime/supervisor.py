@@ -303,7 +303,7 @@ class Supervisor:
                         record = _checked(reply)
                         self._experiments.spend(record)
                         if record.measurement and Phase.OPTIMIZER in record.measurement.phase_names():
-                            fork_client.preload(OPTIMIZER_MODULES)  # for the next worker, also for the user's own code
+                            fork_client.preload(OPTIMIZER_MODULES)  # the next worker starts with them
                         waiting.remove(current)
                         self._unmark()
                         yield record

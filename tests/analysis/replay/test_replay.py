@@ -200,7 +200,7 @@ def test_a_clean_step_is_the_median_of_a_measurement() -> None:
     assert Clean.of(Measurement("cuda_event", (), 0.0)) is None
 
 
-def test_more_than_the_limit_replays_the_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_steps_are_replayed_above_the_limit_of_activities(monkeypatch: pytest.MonkeyPatch) -> None:
     trace, steps, _ = simulated(STEP, count=10)
     for most, count in ((50, 2), (40, 2), (39, 1)):  # a step has 20
         monkeypatch.setattr("cs_systems.analysis.replay.MOST_ACTIVITIES", most)

@@ -393,7 +393,7 @@ REFUSED = {
     "sweep([])": "configs is empty; give at least one RunConfig$",
     "sweep([RunConfig()], out='')": "out is ''; give the folder of the records$",
     "sweep([], out=3)": "out is 3; give the folder of the records",
-    "sweep([], repeats='2')": "repeats is '2'; it must be at least 1, a whole number",
+    "sweep([], repeats='2')": "repeats is '2'; it must be a whole number of at least 1",
     "sweep([], fresh=1)": "fresh is 1; give True or False",
     "sweep([], on_progress=3)": "on_progress is 3; give a function that takes a Progress, or leave it out",
     "grid(precision=RunConfig().precision)": r"'fp32'; give a list of values, such as precision=\['fp32'\]$",

@@ -176,7 +176,7 @@ class Tables:
     def _upload(self, addresses: tuple[int, ...]) -> None:
         """Copy the gradients' addresses to the device, unless they are the same as in the last step.
 
-        One CUDA graph may capture the copy.
+        The copy may be captured in one CUDA graph, not in several.
         """
         if addresses == self._uploaded:
             return
