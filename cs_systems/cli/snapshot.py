@@ -84,7 +84,7 @@ def run(args: SnapshotArgs) -> int:
     args = page_asked(args)
     check_all(args)
     check_outputs({"--output": args.output}, args.files)
-    from cs_systems.readers.forms.trace import without_collector
+    from cs_systems.core.collector import without_collector
 
     files = suffixes("memory")
     with opened(args.files, (*files, *(f"{end}.json" for end in files))) as sources, without_collector():

@@ -103,6 +103,12 @@ def _part(path: str) -> str | None:
     return part
 
 
+def with_ancestors(path: str) -> list[str]:
+    """Return the paths of a module and of all modules around it, the outermost first."""
+    words = path.split(".") if path else []
+    return [".".join(words[:count]) for count in range(len(words) + 1)]
+
+
 def refined(part: str | None, inside: str | None) -> str | None:
     """Return the part that results if `inside` is open in `part`.
 

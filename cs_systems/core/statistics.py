@@ -139,6 +139,16 @@ def total(values: Iterable[Number | None]) -> Number | None:
     return sum(known) if len(known) == len(values) else None
 
 
+def largest(values: Iterable[Number | None]) -> Number | None:
+    """Return the largest known value; None if all are unknown."""
+    return max((value for value in values if value is not None), default=None)
+
+
+def quotient(above: float | None, below: float | None) -> float | None:
+    """Return above / below; None if one of them is unknown, or `below` is 0."""
+    return above / below if above is not None and below else None
+
+
 def quantile(samples: Sequence[float], q: float) -> float:
     """Return the q-quantile, 0 ≤ q ≤ 1, by linear interpolation (Hyndman & Fan 1996, type 7)."""
     import numpy as np

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from cs_systems.config import Phase
+from cs_systems.core.range_names import with_ancestors
 from cs_systems.formulas.cost import PhaseCost
 from cs_systems.instrument.annotate import annotate
 from cs_systems.instrument.attention_calls import Algorithm
@@ -94,13 +95,8 @@ def _kept(saved: Iterable[SavedTensor]) -> Counter[str]:
     kept: Counter[str] = Counter()
     for row in saved:
         if row.parameter is None and not row.again:
-            kept.update(dict.fromkeys(_with_ancestors(row.module), row.bytes))
+            kept.update(dict.fromkeys(with_ancestors(row.module), row.bytes))
     return kept
-
-
-def _with_ancestors(path: str) -> list[str]:
-    words = path.split(".") if path else []
-    return [".".join(words[:count]) for count in range(len(words) + 1)]
 
 
 class _Open(threading.local):
@@ -126,7 +122,7 @@ class _Tracker:
         keys = {(self.phase, _TOTAL)}
         innermost = next((name for name in reversed(self._open.names) if name.startswith(_PATH)), None)
         if innermost is not None:
-            keys |= {(self.phase, path) for path in _with_ancestors(innermost.removeprefix(_PATH))}
+            keys |= {(self.phase, path) for path in with_ancestors(innermost.removeprefix(_PATH))}
         return keys
 
     @property

@@ -25,6 +25,7 @@ import numpy as np
 from msgspec import UNSET
 
 from cs_systems.config import ConfigError
+from cs_systems.core.collector import without_collector
 from cs_systems.core.formats import Unpacked
 from cs_systems.core.units import counted
 from cs_systems.core.validation import shown
@@ -48,7 +49,6 @@ from cs_systems.readers.forms.trace import (
     Trace,
     Waits,
     outermost_calls,
-    without_collector,
 )
 
 LONG_FUNCTION_S = 0.5e-3  # shorter calls of Python functions are not kept, because there are millions
@@ -81,7 +81,7 @@ _NO_ARGUMENTS = Arguments()
 Keep = Callable[[Event, float, float], None]
 
 
-@without_collector()
+@without_collector()  # its scans of millions of objects without cycles take a third of the time
 def read(path: Path, process: int | None = None) -> Trace:
     """Return the contents of a trace.
 

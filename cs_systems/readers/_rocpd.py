@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from cs_systems.config import ConfigError
+from cs_systems.core.collector import without_collector
 from cs_systems.readers import _sqlite as sqlite
 from cs_systems.readers._processes import chosen_process
 from cs_systems.readers._rocprof import MARKERS, NO_RANGES, RECORD, Recording
-from cs_systems.readers.forms.trace import Trace, without_collector
+from cs_systems.readers.forms.trace import Trace
 
 # table → columns to read
 REQUIRED = {

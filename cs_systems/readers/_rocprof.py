@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from cs_systems.config import ConfigError
+from cs_systems.core.collector import without_collector
 from cs_systems.core.formats import Unpacked
 from cs_systems.core.units import counted
 from cs_systems.core.validation import is_whole
@@ -39,7 +40,6 @@ from cs_systems.readers.forms.trace import (
     Kernels,
     Trace,
     outermost_calls,
-    without_collector,
 )
 
 KEY = "rocprofiler-sdk-tool"

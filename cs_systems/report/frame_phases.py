@@ -7,7 +7,7 @@ from math import fsum, isfinite
 from statistics import median
 
 from cs_systems.config import Phase
-from cs_systems.core.statistics import interval, quantile, summary
+from cs_systems.core.statistics import interval, quantile, quotient, summary
 from cs_systems.core.tables import first_row
 from cs_systems.formulas import energy
 from cs_systems.formulas.cost import COST
@@ -78,7 +78,7 @@ def phase_rows(record: RunRecord, peak: float | None) -> Iterator[Row]:
         low, high, _ = interval(rounds) if min(known) > 0 else (None, None, None)
         row = {
             "phase": phase,
-            "spread": _ratio(durations.p90 - durations.p10, durations.median),
+            "spread": quotient(durations.p90 - durations.p10, durations.median),
             "n": durations.n,
             "median_s": durations.median,
             "mean_s": durations.mean,
@@ -110,9 +110,9 @@ def _counted_per_s(record: RunRecord, measurement: Measurement, what: str, media
     ran = first_row(record.results, "ran")
     if (together := ran.get(f"timed_{what}")) is not None:
         seconds = sum(measurement.durations_s(STEP))
-        return _ratio(together, seconds) if isfinite(seconds) else None
+        return quotient(together, seconds) if isfinite(seconds) else None
     of_a_rank = ran.get(what)
-    return _ratio(of_a_rank and of_a_rank * data_ranks(record.config), median_s)
+    return quotient(of_a_rank and of_a_rank * data_ranks(record.config), median_s)
 
 
 def _energy(record: RunRecord) -> Row:
@@ -129,7 +129,7 @@ def _energy(record: RunRecord) -> Row:
     return {
         "step_j": joules,
         "above_idle_j": None if joules is None or idle is None else joules - idle,
-        "tokens_per_j": _ratio(all_tokens, joules),
+        "tokens_per_j": quotient(all_tokens, joules),
         "mean_w": energy.mean_w(rows[0]),
     }
 
@@ -165,21 +165,17 @@ def _host(measurement: Measurement, phase: str) -> Row:
 def _rates(cost: Row, seconds: float | None, peak: float | None) -> Row:
     """Return the rates from the formula's cost per second, and their shares of the device's peak."""
     model, hardware, moved = (cost.get(name) for name in ("model_flops", "hardware_flops", "bytes"))
-    model_rate, hardware_rate = _ratio(model, seconds), _ratio(hardware, seconds)
+    model_rate, hardware_rate = quotient(model, seconds), quotient(hardware, seconds)
     return {
         "model_flops": model,
         "hardware_flops": hardware,
         "bytes": moved,
         "model_flops_per_s": model_rate,
         "hardware_flops_per_s": hardware_rate,
-        "bytes_per_s": _ratio(moved, seconds),
-        "mfu": _ratio(model_rate, peak),
-        "hfu": _ratio(hardware_rate, peak),
+        "bytes_per_s": quotient(moved, seconds),
+        "mfu": quotient(model_rate, peak),
+        "hfu": quotient(hardware_rate, peak),
     }
-
-
-def _ratio(above: float | None, below: float | None) -> float | None:
-    return above / below if above is not None and below else None
 
 
 def _median(values: list[float]) -> float | None:

@@ -145,12 +145,8 @@ def written_names(trace: Trace, names: Iterable[str]) -> list[str]:
 
 def own_names(trace: Trace, names: Iterable[str]) -> list[str]:
     """Return the names that the user gave: no operators, modules, or the profiler's own steps."""
-    own = (general(name) for name in names if not is_operator(name) and not _is_module(trace, name))
+    own = (general(name) for name in names if not is_operator(name) and not trace.is_module(name))
     return [name for name in own if not name.startswith("ProfilerStep")]
-
-
-def _is_module(trace: Trace, name: str) -> bool:
-    return trace.modules is not None and trace.modules.is_module(name)
 
 
 def launching_thread(trace: Trace) -> int:

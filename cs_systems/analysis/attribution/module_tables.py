@@ -15,7 +15,7 @@ from cs_systems.analysis.attribution.profile import Profile
 from cs_systems.analysis.attribution.tables import NO_COSTS, Costs
 from cs_systems.config import Phase
 from cs_systems.core import statistics
-from cs_systems.core.range_names import COMMUNICATION, UNATTRIBUTED
+from cs_systems.core.range_names import COMMUNICATION, UNATTRIBUTED, with_ancestors
 from cs_systems.core.tables import Column, by_name, table
 from cs_systems.record import Row
 
@@ -109,7 +109,7 @@ def modules(profile: Profile, costs: Costs = NO_COSTS) -> list[ModuleRow]:
         if place.module is None:
             continue
         own[place.module] += total.time_s / count
-        for path in _with_ancestors(place.module):
+        for path in with_ancestors(place.module):
             inside[path] += total.time_s / count
             inside[path, place.phase] += total.time_s / count
             calls[path] += total.calls
@@ -289,11 +289,6 @@ def why_nothing(profile: Profile) -> str | None:
     return f"{begins}kernels are launched outside of the ranges of modules"
 
 
-def _with_ancestors(path: str) -> list[str]:
-    words = path.split(".") if path else []
-    return [".".join(words[:count]) for count in range(len(words) + 1)]
-
-
 def _flops(row: Mapping[str, Any] | None) -> int | None:
     """Return the FLOPs of forward and backward together; only those of forward if there was no backward."""
     known = [row[f"{phase}_flops"] for phase in PHASES if row.get(f"{phase}_flops") is not None] if row else []
@@ -304,7 +299,7 @@ def _own_flops(paths: Iterable[str], costs: Mapping[str, Row]) -> dict[str, int]
     own = {path: flops for path in paths if (flops := _flops(costs.get(path))) is not None}
     whole = dict(own)
     for path, flops in whole.items():
-        parent = next((above for above in reversed(_with_ancestors(path)[:-1]) if above in own), None)
+        parent = next((above for above in reversed(with_ancestors(path)[:-1]) if above in own), None)
         if parent is not None:
             own[parent] -= flops
     return own

@@ -18,12 +18,13 @@ from cs_systems.analysis.attribution.inferred_phases import are_marked, how_infe
 from cs_systems.analysis.attribution.places import Place, attribute, main_thread
 from cs_systems.analysis.attribution.sequence_numbers import route_of
 from cs_systems.config import ConfigError, Phase
+from cs_systems.core.collector import without_collector
 from cs_systems.core.range_names import COMMUNICATION, PHASES, STEPS, UNATTRIBUTED, general, is_operator, meaning
 from cs_systems.core.statistics import ROUNDING_S
 from cs_systems.core.units import counted
 from cs_systems.readers._lost_kernels import zero_kernels
 from cs_systems.readers.forms.columns import Bools, Categorical, Ints, Ranges, distinct
-from cs_systems.readers.forms.trace import Function, Kernels, Step, Trace, steps_of, without_collector
+from cs_systems.readers.forms.trace import Function, Kernels, Step, Trace, steps_of
 
 BY_PHASES = "no range is named step: a step is assumed to last from one forward to the last phase before the next"
 LEAST_LONGER = 0.01  # share of a step: kernels that end later belong to its time

@@ -285,7 +285,7 @@ def _by_range(trace: Trace) -> tuple[list[Step], str]:
     """Return the occurrences of the user's range that contains the kernels: the most frequent, else the shortest."""
     by_name: dict[str, list[Range]] = defaultdict(list)
     whole_s = float((trace.kernels.end_s - trace.kernels.start_s).sum())
-    for each in trace.ranges.named(lambda name: not is_operator(name) and not _is_module(trace, name)):
+    for each in trace.ranges.named(lambda name: not is_operator(name) and not trace.is_module(name)):
         outer = by_name[general(each.name)]
         if not outer or each.start_s >= outer[-1].end_s:
             outer.append(each)
@@ -301,10 +301,6 @@ def _by_range(trace: Trace) -> tuple[list[Step], str]:
         if best is None or key > best[0]:
             best = key, steps, f"range{'s' * (len(steps) > 1)} {within(name, LONGEST)!r}"
     return (best[1], best[2]) if best else ([], "")
-
-
-def _is_module(trace: Trace, name: str) -> bool:
-    return trace.modules is not None and trace.modules.is_module(name)
 
 
 def _by_optimizer(trace: Trace) -> tuple[list[Step], str]:
@@ -449,7 +445,7 @@ def _is_of_host(name: str) -> bool:
 def ranges_before(trace: Trace, until_s: float, least_s: float) -> list[Range]:
     """Return the user's outermost ranges that ended before a time and lasted at least so long, in order."""
     found = list[Range]()
-    for each in trace.ranges.named(lambda name: not is_operator(name) and not _is_module(trace, name)):
+    for each in trace.ranges.named(lambda name: not is_operator(name) and not trace.is_module(name)):
         is_outer = not found or each.start_s >= found[-1].end_s
         if is_outer and each.end_s <= until_s and each.end_s - each.start_s >= least_s:
             found.append(each)

@@ -23,6 +23,7 @@ from typing import TypedDict
 from cs_systems.analysis.comparison.late_ranks import EXPLAINS, UNEVEN
 from cs_systems.analysis.comparison.loop_findings import OTHER_PHASES, OWN_PYTHON, OwnPythonRow
 from cs_systems.config import Phase
+from cs_systems.core.statistics import largest
 from cs_systems.core.tables import Row, Table
 from cs_systems.readers.forms.jobs import PAIRWISE, TOGETHER
 
@@ -369,7 +370,7 @@ def _exchange(by_rank: Mapping[int, RankReport], steps: Sequence[_Step]) -> Exch
         "marked": first["marked"],
         "marks_share": share(lambda call: call["is_gradients"]) / (len(buckets) + 1) if are_small else 0.0,
         "search_share": min(_search_share(steps, one) for one in by_rank.values()),
-        "unused": _most(one["unused"] for one in by_rank.values()),
+        "unused": largest(one["unused"] for one in by_rank.values()),
     }
 
 
@@ -387,7 +388,3 @@ def _search_share(steps: Iterable[_Step], one: RankReport) -> float:
         work_s = max(map(step.own_s, step.reports)) + sum(time_s for _, time_s in step.transfers)
         shares.append(search_s / max(min(work_s, report["wall_s"] - report["queued_s"]), search_s))
     return median_low(shares)
-
-
-def _most(counts: Iterable[int | None]) -> int | None:
-    return max((count for count in counts if count is not None), default=None)

@@ -10,6 +10,7 @@ from typing import Annotated, TypedDict, cast
 from cs_systems.analysis.comparison.runs import compare
 from cs_systems.config import Precision, RunConfig, describe
 from cs_systems.core.fields import Subject
+from cs_systems.core.statistics import quotient
 from cs_systems.core.tables import Column, Table, first_row
 from cs_systems.formulas.cost import COST
 from cs_systems.formulas.rank_layout import data_ranks
@@ -151,9 +152,9 @@ def _gain(precision: Precision, records: Sequence[RunRecord], baseline: Sequence
         "optimizer_s": times["optimizer"],
         "step_s": step_s,
         **(speedup([r for r in baseline if r.is_timing], timed) if precision is not BASELINE else ITSELF),
-        "tokens_per_s": _over(tokens and tokens * data_ranks(last.config), step_s),
+        "tokens_per_s": quotient(tokens and tokens * data_ranks(last.config), step_s),
         "peak_allocated_bytes": max((p for p in peaks if p is not None), default=None),
-        "mfu": _over(_over(_step_flops(last), step_s), peak.get("peak_flops_per_s")),
+        "mfu": quotient(quotient(_step_flops(last), step_s), peak.get("peak_flops_per_s")),
         "status": last.status,
         "reason": last.reason or caveats,
     }
@@ -183,10 +184,6 @@ def interval(row: Speedup) -> str | None:
 
 def _step_flops(record: RunRecord) -> float | None:
     return next((row["model_flops"] for row in COST.of(record.results) if row["phase"] == "step"), None)
-
-
-def _over(above: float | None, below: float | None) -> float | None:
-    return above / below if above is not None and below else None
 
 
 def errors(found: dict[Precision, list[RunRecord]]) -> list[ErrorRow]:

@@ -13,7 +13,7 @@ from cs_systems.formulas.memory.forecast import Forecast
 from cs_systems.record import RunRecord
 
 if TYPE_CHECKING:
-    from cs_systems.analysis.memory.categories import Attributed, Attribution
+    from cs_systems.analysis.memory.categories import Attribution
     from cs_systems.analysis.memory.graphs import KeptOutput, UnusedGraphs
     from cs_systems.analysis.memory.leaks import Leak
     from cs_systems.analysis.memory.model_copies import ModelCopies
@@ -105,7 +105,7 @@ def memory_of_snapshot(found: Attribution, names: TensorNames) -> MemoryUse:
         replay.peak_bytes,
         replay.reserved_at(peak),
         found.places[peak].phase if peak > BEFORE else None,
-        {name: sum(one.allocation.bytes for one in group if _is_alive(one, peak)) for name, group in of.items()},
+        {name: sum(a.bytes for a, *_ in group if a.is_alive(peak)) for name, group in of.items()},
         tuple(cast(Row, row) for row in composition(found, names)),
         between_blocks(found, peak),
         between_blocks(found, peak, (*of.get(LOGITS, ()), *of.get(SCORES, ()))),
@@ -118,10 +118,6 @@ def memory_of_snapshot(found: Attribution, names: TensorNames) -> MemoryUse:
         returned(found),
         model_copies(found),
     )
-
-
-def _is_alive(one: Attributed, event: int) -> bool:
-    return one.allocation.start <= event < one.allocation.end
 
 
 def memory_of_record(record: RunRecord) -> MemoryUse | None:

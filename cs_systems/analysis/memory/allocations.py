@@ -46,6 +46,9 @@ class Allocation(NamedTuple):
     requested_bytes: int
     stack: int
 
+    def is_alive(self, event: int) -> bool:
+        return self.start <= event < self.end
+
 
 class OutOfMemory(NamedTuple):
     """Request that failed."""
@@ -103,7 +106,7 @@ class Replay:
 
     def alive_at(self, event: int) -> Iterator[Allocation]:
         """Return the allocations that are alive after `event`."""
-        return (a for a in self.allocations if a.start <= event < a.end)
+        return (a for a in self.allocations if a.is_alive(event))
 
 
 def replay(snapshot: Snapshot) -> Replay:

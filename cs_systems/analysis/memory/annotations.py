@@ -53,7 +53,7 @@ def _of_ranges(found: Attribution) -> Iterator[AnnotationRow]:
     starts = [a.start for a in allocations]
     # Sums over the allocations before each: ranges are many and may span all events.
     requested = list(accumulate((a.requested_bytes for a in allocations), initial=0))
-    at_peak = list(accumulate((a.bytes if a.start <= peak < a.end else 0 for a in allocations), initial=0))
+    at_peak = list(accumulate((a.bytes if a.is_alive(peak) else 0 for a in allocations), initial=0))
     after = _allocated_after(found)
     highest = _Highest(after)
     for name, spans in _spans(replay.snapshot).items():
@@ -112,7 +112,7 @@ def _of_metadata(found: Attribution) -> Iterator[AnnotationRow]:
             "occurrences": None,
             "allocations": len(of),
             "requested_bytes": sum(a.requested_bytes for a in of),
-            "at_peak_bytes": sum(a.bytes for a in of if a.start <= replay.peak_event < a.end),
+            "at_peak_bytes": sum(a.bytes for a in of if a.is_alive(replay.peak_event)),
             "highest_bytes": None,
             "change_bytes": None,
         }

@@ -75,7 +75,7 @@ class Attribution:
     notes: tuple[str, ...]
 
     def alive_at(self, event: int) -> list[Attributed]:
-        return [a for a in self.allocations if a.allocation.start <= event < a.allocation.end]
+        return [a for a in self.allocations if a.allocation.is_alive(event)]
 
 
 def attribute(replay: Replay) -> Attribution:

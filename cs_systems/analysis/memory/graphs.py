@@ -46,7 +46,7 @@ def unused_graphs(found: Attribution) -> UnusedGraphs | None:
     """Return the graphs that no backward uses; None if none is alive at the peak."""
     peak = found.replay.peak_event
     graphs = [*_released(found).values()]
-    alive = [[one for one in graph if _is_alive(one, peak)] for graph in graphs]
+    alive = [[one for one in graph if one.allocation.is_alive(peak)] for graph in graphs]
     alive = [graph for graph in alive if graph]
     if not alive:
         return None
@@ -118,16 +118,12 @@ def kept_output(found: Attribution) -> KeptOutput | None:
         for one, following in pairwise(group)
         if following.allocation.start < one.allocation.end <= following.allocation.end and _is_released(found, one)
     ]
-    alive = [one for one in earlier if _is_alive(one, peak)]
+    alive = [one for one in earlier if one.allocation.is_alive(peak)]
     largest = max(alive, key=lambda one: one.allocation.bytes, default=None)
     site = found.sites[largest.allocation.stack] if largest else None
     if largest is None or site is None:
         return None
     return KeptOutput(largest.allocation.bytes, site, peak_without(found, earlier))
-
-
-def _is_alive(one: Attributed, event: int) -> bool:
-    return one.allocation.start <= event < one.allocation.end
 
 
 def _is_released(found: Attribution, one: Attributed) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -43,6 +43,12 @@ class Layout(NamedTuple):
 def layouts(values: Any) -> Any:
     """Return arguments with a Layout in place of each tensor."""
     return tree_map(lambda value: Layout.of(value) if isinstance(value, Tensor) else value, values)
+
+
+def add(sums: list[float], times: Sequence[float], count: int) -> None:
+    """Add the times of `count` calls to the sums, round by round."""
+    for index, time_s in enumerate(times):
+        sums[index] += count * time_s
 
 
 def in_backward() -> bool:

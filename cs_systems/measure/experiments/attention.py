@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from cs_systems.core.experiments import ExperimentRow
 from cs_systems.core.units import counted
 from cs_systems.machine.device import Device
-from cs_systems.measure.experiments._calls import ROUNDS, Layout, in_backward, times_s, watched
+from cs_systems.measure.experiments._calls import ROUNDS, Layout, add, in_backward, times_s, watched
 from cs_systems.measure.runtime.experimenting import Experiment, Spread, Step, row
 
 KERNELS = {
@@ -184,12 +184,12 @@ def _timed(device: Device, calls: Calls) -> list[ExperimentRow]:
     fused: dict[str, list[float]] = {name: [0.0] * ROUNDS for name in KERNELS}
     for call, count in calls.counts:
         leaves = _leaves(device, call, calls.has_backward)
-        _add(now, times_s(device, _whole(lambda q, k, v, call=call: torch.bmm(call.weights(q, k), v), leaves)), count)
+        add(now, times_s(device, _whole(lambda q, k, v, call=call: torch.bmm(call.weights(q, k), v), leaves)), count)
         for name, times in _fused_times(device, call, leaves, {*fused}):
             if times is None:
                 del fused[name]
             else:
-                _add(fused[name], times, count)
+                add(fused[name], times, count)
     passes = "forward and backward" if calls.has_backward else "forward"
     total = sum(count for _, count in calls.counts)
     what = f"{counted(total, 'call')} of scaled_dot_product_attention, {len(calls.counts)} distinct, {passes}"
@@ -198,11 +198,6 @@ def _timed(device: Device, calls: Calls) -> list[ExperimentRow]:
         row(name, "attention", Spread.of(times), baseline_s, f"{what}, by the kernel {name}")
         for name, times in fused.items()
     ]
-
-
-def _add(sums: list[float], times: list[float], count: int) -> None:
-    for index, time_s in enumerate(times):
-        sums[index] += count * time_s
 
 
 def _leaves(device: Device, call: Call, needs_gradients: bool) -> list[Tensor]:

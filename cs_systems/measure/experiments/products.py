@@ -7,7 +7,7 @@ time assumes no casts in any product, the longest assumes casts in all.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from cs_systems.core.experiments import ExperimentRow
 from cs_systems.core.units import counted
 from cs_systems.machine import device as devices
 from cs_systems.machine.device import Device
-from cs_systems.measure.experiments._calls import ROUNDS, Layout, in_backward, layouts, times_s, watched
+from cs_systems.measure.experiments._calls import ROUNDS, Layout, add, in_backward, layouts, times_s, watched
 from cs_systems.measure.runtime.experimenting import Experiment, Skipped, Spread, Step, row
 
 PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
@@ -77,12 +77,12 @@ def _timed(device: Device, found: Counter[Product]) -> list[ExperimentRow]:
     now, tf32, cast, plain, usual = ([0.0] * ROUNDS for _ in range(5))
     for product, count in found.items():
         with_casts, without = _bf16_s(device, product)
-        _add(now, _times_s(device, product), count)
+        add(now, _times_s(device, product), count)
         with _tf32():
-            _add(tf32, _times_s(device, product), count)
-        _add(cast, with_casts, count)
-        _add(plain, without, count)
-        _add(usual, without if product.is_backward else with_casts, count)
+            add(tf32, _times_s(device, product), count)
+        add(cast, with_casts, count)
+        add(plain, without, count)
+        add(usual, without if product.is_backward else with_casts, count)
     what = f"{counted(sum(found.values()), 'matrix product')}, {len(found)} distinct, in"
     baseline_s = Spread.of(now).value
     bf16 = Spread(Spread.of(usual).value, min(plain), max(cast), len(usual))
@@ -90,11 +90,6 @@ def _timed(device: Device, found: Counter[Product]) -> list[ExperimentRow]:
         row("bf16", "matrix products", bf16, baseline_s, f"{what} bf16 under autocast"),
         row("tf32", "matrix products", Spread.of(tf32), baseline_s, f"{what} TF32"),
     ]
-
-
-def _add(sums: list[float], times: Sequence[float], count: int) -> None:
-    for index, time_s in enumerate(times):
-        sums[index] += count * time_s
 
 
 def _times_s(device: Device, product: Product) -> list[float]:

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any, Protocol, cast
 
 from cs_systems.core.caveats import Caveat
-from cs_systems.core.statistics import total
+from cs_systems.core.statistics import largest, total
 from cs_systems.core.tables import first_row
 from cs_systems.formulas.communication import RANKS, RankRow
 from cs_systems.formulas.energy import ENERGY, joined
@@ -73,8 +73,8 @@ def merged(records: Sequence[RunRecord], *, begin_together: bool = True) -> RunR
             for of_ranks in zip(*(m.samples for m in measurements), strict=True)
         ),
         setup_s=max(m.setup_s for m in measurements),
-        peak_allocated_bytes=_largest(m.peak_allocated_bytes for m in measurements),
-        peak_reserved_bytes=_largest(m.peak_reserved_bytes for m in measurements),
+        peak_allocated_bytes=largest(m.peak_allocated_bytes for m in measurements),
+        peak_reserved_bytes=largest(m.peak_reserved_bytes for m in measurements),
     )
     results = {**first.results, **RANKS.filled(ranks_table(measurements))}
     if "memory" in first.results:
@@ -149,15 +149,10 @@ def _merged_sample(samples: Sequence[Sample], tolerance: float) -> Sample:
     straggler = max(ended_last, key=lambda s: sum(_start_s(s, phase) for phase in s.phases_s))
     return replace(
         straggler,
-        device_mallocs=_largest(s.device_mallocs for s in samples),
-        compiles=_largest(s.compiles for s in samples),
-        compile_s=_largest(s.compile_s for s in samples),
+        device_mallocs=largest(s.device_mallocs for s in samples),
+        compiles=largest(s.compiles for s in samples),
+        compile_s=largest(s.compile_s for s in samples),
     )
-
-
-def _largest(values: Iterable[Any]) -> Any:
-    """Return the largest known value, or None if no rank has one."""
-    return max((v for v in values if v is not None), default=None)
 
 
 def _warnings(records: Sequence[RunRecord]) -> tuple[Caveat, ...]:

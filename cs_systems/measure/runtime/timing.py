@@ -13,12 +13,12 @@ On N ranks each rank measures itself; they begin a step together, after a barrie
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
+from cs_systems.core.collector import without_collector
 from cs_systems.instrument.annotate import STEP, annotate
 from cs_systems.instrument.probes import Probes
 from cs_systems.machine import process_group
@@ -80,7 +80,7 @@ def _sample(
     before = probes.read()
     names: list[str] = []
     process_group.wait_for_all(device)
-    with _no_garbage_collection(), annotate(STEP):
+    with without_collector(), annotate(STEP):  # it may collect between steps
         host, start = [clock()], device.mark()
         marks = [start if hold_s is None else _hold(device, hold_s)]
         for name, run in workload.step():
@@ -113,15 +113,3 @@ def _hold(device: Device, seconds: float) -> Any:
     """Keep the device busy for that long; return the mark that follows."""
     device.occupy(seconds)
     return device.mark()
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection inside a step, where some phase would include it; it may run between steps."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

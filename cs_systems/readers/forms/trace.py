@@ -11,10 +11,8 @@ outermost.
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import NamedTuple
@@ -38,23 +36,6 @@ from cs_systems.readers.forms.columns import (
 from cs_systems.readers.forms.jobs import Job, Message
 from cs_systems.readers.forms.modules import Modules
 from cs_systems.readers.forms.operators import Operators
-
-
-@contextmanager
-def without_collector() -> Iterator[None]:
-    """Disable the garbage collector inside the block.
-
-    A reader makes millions of objects without reference cycles; the collector's repeated scans of them take a third
-    of the time.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
 
 UNIFIED = "unified"  # part of a copy's name: pages of managed memory that moved to where they were accessed
 WHOLE_GRAPH = "CUDA graph "  # prefix of the name of a graph that was recorded as one kernel
@@ -394,6 +375,10 @@ class Trace:
     functions: Ranges = NO_RANGES
     multiprocessors: dict[int, int] = field(default_factory=dict)
     processes: tuple[int, ...] = ()
+
+    def is_module(self, name: str) -> bool:
+        """Return whether a range of this name is a call of a module of the model."""
+        return self.modules is not None and self.modules.is_module(name)
 
 
 def outermost_calls(trace: Trace) -> Trace:
