@@ -213,7 +213,7 @@ def _described(kind: type) -> Iterator[Option]:
     types, hints = get_type_hints(kind), get_type_hints(kind, include_extras=True)
     for field in fields(kind):
         nested = None if field.default_factory is MISSING else field.default_factory()
-        if is_dataclass(nested):
+        if is_dataclass(nested) and not isinstance(nested, type):
             yield from described(type(nested))
             continue
         extras = getattr(hints[field.name], "__metadata__", ())
