@@ -63,9 +63,13 @@ def fitting(
 
 def with_short_code(table: Table) -> Table:
     """Return the table with the names of the user's own code, `path.py:name`, shortened in their middle."""
-    codes = [*dict.fromkeys(cell for c in table.columns for cell in c.cells if ".py:" in cell and " " not in cell)]
+    texts = dict.fromkeys(text for c in table.columns for text in (c.title, *c.cells))
+    codes = [text for text in texts if ".py:" in text and " " not in text]
     short = dict(zip(codes, shortened(codes, CODE_WIDTH), strict=True))
-    columns = [replace(c, cells=tuple(short.get(cell, cell) for cell in c.cells)) for c in table.columns]
+    columns = [
+        replace(c, title=short.get(c.title, c.title), cells=tuple(short.get(cell, cell) for cell in c.cells))
+        for c in table.columns
+    ]
     return replace(table, columns=tuple(columns)) if short else table
 
 
