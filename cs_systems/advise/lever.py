@@ -122,7 +122,7 @@ class Situation:
         return None if step_s is None or record is None or is_launch_bound(record) else step_s
 
     def after_experiment(self, experiment: str, instead: str = "") -> Expected | None:
-        """Return the step if a part of it takes the time that an experiment measured.
+        """Return the duration of the step if a part of it takes the time that an experiment measured.
 
         At least the host's time to submit it.
         """

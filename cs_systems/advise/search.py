@@ -178,7 +178,7 @@ class Search:
         self.situation = replace(self.situation, cell=option.cell, history=(*self.situation.history, record))
 
     def _look(self) -> None:
-        """Measure a captured step as the host launches it, once, where experiments on it expect what options give."""
+        """Measure the step without its CUDA graph once, if its experiments can predict the gain of options."""
         cell, goal = self.best, self.situation.goal
         if not isinstance(cell, RunConfig) or not self.situation.is_captured or cell.compile != "none":
             return

@@ -154,7 +154,7 @@ def _can_skip(words: Sequence[str]) -> bool:
 
 
 def _put(values: dict[str, str], several: Sequence[str], one: Sequence[str], given: Sequence[str]) -> None:
-    """Put the values given in the place of the task's; an option with one value gets the last."""
+    """Replace the task's values by the given ones; an option with a single value gets the last of them."""
     if given:
         values.update({name: " ".join(given) for name in several if name in values})
         values.update({name: given[-1] for name in one if name in values})

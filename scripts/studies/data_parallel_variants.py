@@ -113,7 +113,7 @@ def collective_records(found: Sequence[Cell]) -> list[RunRecord]:
 
 
 def _start_s(all_reduces: Sequence[RunRecord]) -> float:
-    """Return the host's time to start one, where a device takes it from there."""
+    """Return the host's time to start a collective, on devices that then run it without the host."""
     times = [
         sample.submit_s["transfer"] / record.run_config.collective.calls
         for record in all_reduces

@@ -83,12 +83,12 @@ def collectives(profile: Profile, names_work: bool = True) -> Iterable[Collectiv
 
 
 def computing(profile: Profile) -> Intervals:
-    """Return when the rank computed or copied."""
+    """Return the intervals in which the rank computed or copied."""
     return _computing(profile, names_work=False)[""]
 
 
 def _computing(profile: Profile, names_work: bool) -> dict[str, Intervals]:
-    """Return when the rank computed, by phase and family of kernels; "" is the union, with copies."""
+    """Return the intervals in which the rank computed, by phase and kernel family; "" is the union, with copies."""
     trace, kernels = profile.trace, profile.trace.kernels
     if not len(kernels):
         work = host_work(trace)

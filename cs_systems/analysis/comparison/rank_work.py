@@ -102,7 +102,7 @@ def _in_steps(profile: Profile, start_s: Floats, end_s: Floats) -> tuple[Floats,
 
 
 def _loading(trace: Trace) -> tuple[Floats, Floats]:
-    """Return when the host waits for a batch."""
+    """Return the intervals (start, end) in s in which the host waits for a batch."""
     ranges = trace.ranges
     waits = ranges.name.codes_where(lambda name: name.startswith(LOADER) or meaning(name).phase == "input")
     return ranges.start_s[waits], ranges.end_s[waits]

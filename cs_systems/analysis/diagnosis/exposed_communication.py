@@ -122,7 +122,7 @@ def _of_job(evidence: Evidence, job: Merged) -> Diagnosis | None:
 
 
 def _remedy(evidence: Evidence) -> str:
-    """Return possible changes that the program, as far as known, does not make yet."""
+    """Return changes to try, without those that the program is known to make already."""
     found = evidence.distribution
     if evidence.config is None and found is not None and (found.wrapper or not found.has_backward):
         return _joined([*OF_WRAPPER.get(found.wrapper, OF_INFERENCE), BATCH])

@@ -65,7 +65,7 @@ class Attributed(NamedTuple):
 class Attribution:
     """All allocations of a replay with their categories.
 
-    `notes` lists what was inferred, and from what; `places` are those of the events, `sites` those of the stacks.
+    `notes` lists what was inferred, and from what; `places` has each event's place, `sites` each stack's site.
     """
 
     replay: Replay

@@ -124,7 +124,7 @@ class Graph:
 
     @cached_property
     def in_order(self) -> Bools:
-        """Mask of the activities before which the one of their stream is the latest of it that a call launched."""
+        """Mask of the activities that follow the activity launched just before them on the same stream."""
         order = np.argsort(self.recorded.stream, kind="stable")
         return np.asarray(self.before == previous(order, self.recorded.stream))
 

@@ -56,7 +56,7 @@ def collect(out: Path, record: RunRecord) -> Collected:
 
 
 def with_prediction(rows: Sequence[MemoryRange], record: RunRecord) -> list[MemoryRangeRow]:
-    """Return the rows with predicted_bytes."""
+    """Return the rows with a predicted_bytes column added."""
     kept = kept_by_eager_block(record)
     if kept is None or UNCACHED not in record.run_config.profiler_args:
         return [{**row, "predicted_bytes": None} for row in rows]

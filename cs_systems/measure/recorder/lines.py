@@ -187,7 +187,7 @@ DEEPER = 0.5  # share of a line's samples in one function that it calls; above i
 
 
 def common_line(samples: Sequence[Sample]) -> tuple[Line | None, float | None]:
-    """Return the line with the most time in the deepest own function with most of it, and its share of all time."""
+    """Return the line with the most time in the deepest own function with most of the time, and its share."""
     total_s = sum(s.time_s for s in samples)
     inside, depth = [(_chain(s), s.time_s) for s in samples], 0
     found: tuple[Line | None, float | None] = None, None
