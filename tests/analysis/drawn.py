@@ -185,7 +185,9 @@ def profile_of(seed: int) -> Profile:
     }
     changes = [drawn.choice([-512, 512, 4096]) for _ in range(20)]
     times_s = np.sort([drawn.randrange(1024, int(host.at * 1024) + 1) / 1024 for _ in changes])
+    delays = [] if drawn.random() < 0.5 else sorted(drawn.sample(range(8192, int(host.at * 8192) + 1), 8))
     return host.made.profile(
+        overheads=[(at * TICK_S, at * TICK_S + TICK_S / 2) for at in delays],
         profiler=drawn.choice(["kineto", "nsys"]),
         job=Job(0, 2) if drawn.random() < 0.5 else None,
         messages=messages if drawn.random() < 0.7 else {},

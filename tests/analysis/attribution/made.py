@@ -85,7 +85,7 @@ class Made:
             copies=Copies.of(self.copies),
             calls=made,
             ranges=Ranges.of(self.ranges),
-            overheads=[],
+            overheads=known.pop("overheads", []),
             ops=None,
             limitations=(),
             operators=operators,
