@@ -50,3 +50,17 @@ def test_cause_is_recognised_by_names_of_host_work_but_not_by_file_names(
     bench: ModuleType, code: str, sentence: str, cause: str
 ) -> None:
     assert bench.causes_of(code, sentence)[0] == cause
+
+
+def test_later_cases_declare_lines_and_replacements_that_they_have(bench: ModuleType) -> None:
+    spec = importlib.util.spec_from_file_location("planted_shares", SCRIPT.with_name("planted_shares.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    shares = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(shares)
+    chosen = [case for case in bench.cases() if case.generation > 1 and not case.healthy]
+    assert len(chosen) == 18
+    for case in chosen:
+        assert case.places
+        assert case.remedy
+        compile(shares.replaced(case.path.read_text(), case.without), case.name, "exec")

@@ -158,11 +158,26 @@ class Case:
     ranks: int = 1
     command: str = "run"  # for a script that measures itself: python
     requires: tuple[str, ...] = ()
+    generation: int = 1  # cases of a later one were planted when the rules had been mended after those before
+    place: tuple[str, ...] = ()  # text of the lines, of which a sentence should name one
+    share: int | None = None  # percent of the loop's time that goes with the fault, as planted_shares.py measured
+    remedy: str = ""
+    without: tuple[tuple[str, str], ...] = ()  # replacements of the file's text that remove the fault
 
     @property
     def path(self) -> Path:
         """Return the file of the case."""
         return FOLDER / "faults" / self.kind / f"{self.name}.py"
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Return the file and number of each line that a sentence may name as the place of the fault."""
+        text = self.path.read_text()
+        head = text[: text.index("\n}\n", text.index("\nCASE = "))].count("\n") + 2  # CASE quotes these lines
+        lines = enumerate(text.splitlines(), 1)
+        return tuple(
+            f"{self.name}.py:{number}" for number, line in lines if number > head and any(p in line for p in self.place)
+        )
 
 
 @dataclass(frozen=True)
@@ -181,6 +196,7 @@ class Verdict:
 
     word: str  # top-1, top-3, missed, wrong, right, false alarm, failed, skipped
     named: tuple[str, ...] = ()  # causes that must not be named, or on a healthy program any
+    placed: bool | None = None  # the sentence with the cause names a line of the fault; None where none is declared
 
 
 def cases(kinds: Iterable[str] = KINDS, patterns: Sequence[str] = ("*",)) -> list[Case]:
@@ -198,6 +214,7 @@ def declared(path: Path) -> dict:
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "CASE":
             values = ast.literal_eval(node.value)
+            values["without"] = [tuple(pair) for pair in values.get("without", [])]
             words = {*values["also"], *values["never"], *([values["cause"]] if values["cause"] else [])}
             if unknown := words - set(CAUSES):
                 raise ValueError(f"{path}: unknown causes {sorted(unknown)}; use those of {FOLDER / 'causes.py'}")
@@ -307,10 +324,11 @@ def judge(case: Case, answer: Answer) -> Verdict:
         alarms = [causes[0] for causes in named if causes and not set(causes) & set(case.also)]
         return Verdict("false alarm", tuple(alarms)) if alarms else Verdict("right")
     forbidden = tuple(causes[0] for causes in named if causes and set(causes) <= set(case.never))
-    if named and case.cause in named[0]:
-        return Verdict("top-1", forbidden)
-    if any(case.cause in causes for causes in named):
-        return Verdict("top-3", forbidden)
+    for number, causes in enumerate(named):
+        if case.cause in causes:
+            ends = [re.escape(place) + r"(?!\d)" for place in case.places]
+            placed = any(re.search(end, answer.sentences[number]) for end in ends) if ends else None
+            return Verdict("top-3" if number else "top-1", forbidden, placed)
     return Verdict("wrong" if forbidden else "missed", forbidden)
 
 
@@ -339,8 +357,10 @@ def summary(results: Sequence[tuple[Case, Answer, Verdict]]) -> list[str]:
     """Return the lines of the table by kind of input."""
     lines = ["| input | faults | top-1 | top-3 | forbidden cause named | healthy | with a cause named |"]
     lines.append("| --- | --: | --: | --: | --: | --: | --: |")
-    for kind in (*KINDS, "all"):
-        of_kind = [(c, v) for c, _, v in results if kind in ("all", c.kind) and v.word != "skipped"]
+    later = sorted({c.generation for c, _, _ in results} - {1})
+    for kind in (*KINDS, "all", *(f"generation {number}" for number in later)):
+        of_kind = [(c, v) for c, _, v in results if kind in ("all", c.kind, f"generation {c.generation}")]
+        of_kind = [(c, v) for c, v in of_kind if v.word != "skipped"]
         faults = [v for c, v in of_kind if not c.healthy]
         healthy = [v for c, v in of_kind if c.healthy]
         first = sum(v.word == "top-1" for v in faults)
@@ -349,6 +369,9 @@ def summary(results: Sequence[tuple[Case, Answer, Verdict]]) -> list[str]:
         if of_kind:
             forbidden = sum(bool(v.named) for v in faults)
             lines.append(f"| {kind} | {len(faults)} | {first} | {third} | {forbidden} | {len(healthy)} | {alarms} |")
+    placed = [v.placed for _, _, v in results if v.placed is not None]
+    if placed:
+        lines += ["", f"The line of the fault stands in {sum(placed)} of {len(placed)} sentences with the true cause."]
     return lines
 
 
@@ -370,10 +393,11 @@ def page(results: Sequence[tuple[Case, Answer, Verdict]]) -> str:
         for case, answer, verdict in rows:
             first = answer.sentences[0] if answer.sentences else answer.failure or "none"
             word = verdict.word + (f": {', '.join(verdict.named)}" if verdict.named else "")
+            word += ", without its line" if verdict.placed is False else ""
             cells = [
                 case.name,
                 case.cause or "healthy",
-                case.truth,
+                case.truth + (f" Measured: {case.share}%." if case.share is not None else ""),
                 shortened(first),
                 ", ".join(answer.codes[:3]),
                 word,

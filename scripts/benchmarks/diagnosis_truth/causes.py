@@ -25,6 +25,7 @@ CAUSES = {
     "recompilation": "torch.compile compiles again and again",
     "autotuning": "kernels are benchmarked again in every step",
     "anomaly-detection": "autograd's anomaly mode is on",
+    "thread-oversubscription": "operators use more threads than there are cores",
     "own-profiler": "a profiler that the script itself started",
     # change over the steps
     "growth": "time or memory grows with every step",
@@ -37,6 +38,7 @@ CAUSES = {
     # work that is not needed
     "duplicate-forward": "the same forward pass runs twice in a step",
     "unused-gradients": "gradients are computed that no optimizer uses",
+    "needless-copies": "tensors are cloned although nothing writes in place",
     "recomputation": "activation checkpointing computes the forward again",
     # kernels
     "elementwise-chain": "memory-bound elementwise kernels, not fused",
