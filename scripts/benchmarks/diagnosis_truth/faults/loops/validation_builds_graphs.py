@@ -12,7 +12,7 @@ CASE = {
     "never": ["start-up", "data-loading", "duplicate-forward", "growth", "small-operators"],
     "healthy": False,
     "place": ["validation_loss(net, held_out)", "net(signal)", "F.smooth_l1_loss(net(signal)"],
-    "share": None,
+    "share": 71,
     "remedy": "validate less often or on fewer batches, under torch.no_grad() and model.eval()",
     "without": [["if step % 5 == 4:", "if step < 0:"]],
 }
