@@ -58,6 +58,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "batch-preparation": ("data-loading", "host-python"),
     "blocking-copies": ("pageable-copies", "exposed-copies"),
     "blocking-launches": ("blocking-call",),
+    "broadcast-sums": ("elementwise-chain",),
     "cached-memory": ("cached-memory",),
     "cpu-offload": ("cpu-offload",),
     "data-input": ("data-loading",),
@@ -95,6 +96,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "pinned-allocation": ("blocking-call",),
     "pipeline-bubbles": ("pipeline-bubble",),
     "precision-casts": ("casts",),
+    "python-in-forward": ("host-python",),
     "recompilation": ("recompilation",),
     "recompiled": ("recompilation",),
     "recomputation": ("recomputation",),
@@ -111,6 +113,8 @@ CODES: dict[str, tuple[str, ...]] = {
     "small-grids": ("low-occupancy",),
     "start-up": ("start-up",),
     "straggler": ("straggler",),
+    "tensor-copies": ("needless-copies",),
+    "too-many-threads": ("thread-oversubscription",),
     "unfused-attention": ("unfused-attention",),
     "unfused-elementwise": ("elementwise-chain",),
     "unfused-optimizer": ("unfused-optimizer",),
@@ -118,6 +122,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "unused-parameters": ("find-unused-parameters",),
     "unused-passes": ("skipped-steps",),
     "unused-tensor-cores": ("fp32-products",),
+    "value-checks": ("host-python",),
 }
 NAMES = {
     r"garbage|gc\.collect|\bcollect\b": "garbage-collection",

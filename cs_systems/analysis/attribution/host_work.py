@@ -63,7 +63,7 @@ _KINDS = {
     r"requests\.(get|post|put|request)\b|urlopen|urllib|httpx|aiohttp|boto3": HostWork(
         "waits for a server", "fetch in advance, or send from another thread"
     ),
-    r"token(ize|ise)r?\b|encode_(plus|batch)\b|batch_encode": HostWork(
+    r"[Tt]oken(ize|ise)r?\b|encode_(plus|batch)\b|batch_encode": HostWork(
         "tokenizes text", "tokenize it once, in advance"
     ),
     r"Image\.open\b|\bim(read|decode)\b|decode_(image|jpeg|png)\b|\bread_image\b": HostWork(

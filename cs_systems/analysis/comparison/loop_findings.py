@@ -15,6 +15,8 @@ from cs_systems.core.tables import Column, Table
 COLLECTOR, CALLS = "garbage collector", "calls of phases"
 OTHER, BETWEEN = "other", "between"  # phases for the time outside of every phase: inside a step, and between two steps
 OTHER_PHASES = (OTHER, BETWEEN)
+IN_NO_PHASE = "time in no phase"  # of a step, as a quantity that grows
+RESULTS = "results of calls"  # kept by functools.lru_cache or functools.cache
 WITHOUT_GRADIENTS = "forward without gradients"  # forward passes of evaluation and rollouts, in samples of the stack
 
 
@@ -25,10 +27,24 @@ class OwnPythonRow(TypedDict):
     function: str  # "" for the body of a script
     place: str  # the line with the most time: `train.py:12`
     calls: str | None  # the function called there, such as `time.sleep`; None if it calls none
+    writes: bool  # the function also writes: it computes what it logs
     time_s: float  # per step
     share: float  # share of the phase's samples
     samples: int
     feeds_model: bool  # its result is an input of the model
+
+
+class InnerLineRow(TypedDict):
+    """Own line inside the model's forward or the loss in the usual steps, by samples of the stack."""
+
+    phase: str
+    function: str
+    place: str
+    method: str | None  # the function that is called there, without what is before its last dot
+    source: str
+    is_plain: bool  # the line's function holds no tensor
+    time_s: float  # per step
+    samples: int
 
 
 class SlowStepsRow(TypedDict):
@@ -65,7 +81,7 @@ class CollectionRow(TypedDict):
 class GrowthRow(TypedDict):
     """Quantity that grows from step to step."""
 
-    quantity: str  # "host memory", "device memory" or "step time"
+    quantity: str  # "host memory", "device memory", "step time" or "time in no phase"
     steps: int
     first: float  # in bytes or seconds
     last: float
@@ -157,6 +173,39 @@ class RepeatedCallsRow(TypedDict):
     of_calls: int
 
 
+class DroppedGradientsRow(TypedDict):
+    """Gradients of an optimizer that backward passes for another one compute, and that are cleared before its step.
+
+    share: of the arithmetic of all backward passes, by the sizes of results, what leads to these gradients alone.
+    """
+
+    optimizer: str
+    parameters: int
+    first: str  # its name
+    passes: int
+    of_passes: int
+    share: float
+    place: str | None  # of the backward pass
+
+
+class BroadcastRow(TypedDict):
+    """Largest tensor that a forward pass makes by broadcasting smaller ones, and sums up again."""
+
+    shape: str  # such as `192 × 192 × 128`
+    elements: int
+    from_elements: int
+    to_elements: int
+
+
+class ThreadsRow(TypedDict):
+    """Threads of torch's operators, if there are more than cores, and the time of an operator with each number."""
+
+    threads: int
+    cores: int
+    time_s: float
+    of_cores_s: float
+
+
 class HooksRow(TypedDict):
     """Growth of the number of hooks on the modules of the models."""
 
@@ -228,6 +277,7 @@ class UnsampledRow(TypedDict):
 
 WHOLE_LOOP = Table("whole_loop", LoopTimeRow, "time of the whole loop by kind of step")
 OWN_PYTHON = Table("own_python", OwnPythonRow, "the script's own Python, per step")
+INNER_LINES = Table("inner_lines", InnerLineRow, "own lines inside forward and loss, per step")
 SLOW_STEPS = Table("slow_steps", SlowStepsRow, "steps that take longer than the usual ones")
 COLLECTIONS = Table("garbage_collection", CollectionRow, "garbage collection")
 GROWTH = Table("growth", GrowthRow, "growth from step to step")
@@ -241,6 +291,11 @@ UPDATES = Table("updates", UpdatesRow, "steps of the optimizers that were looked
 UNUSED_PASSES = Table("unused_passes", UnusedPassesRow, "backward passes without an optimizer step")
 UNUSED_GRADIENTS = Table("unused_gradients", UnusedGradientsRow, "gradients that no optimizer uses")
 REPEATED_CALLS = Table("repeated_calls", RepeatedCallsRow, "calls of a model with the same input")
+DROPPED_GRADIENTS = Table(
+    "dropped_gradients", DroppedGradientsRow, "gradients that are cleared before their optimizer's step"
+)
+BROADCASTS = Table("broadcasts", BroadcastRow, "tensors made by broadcasting and summed up again")
+THREADS = Table("threads", ThreadsRow, "threads of operators")
 HOOKS = Table("hooks", HooksRow, "growing number of hooks")
 ANOMALY = Table("anomaly_detection", AnomalyRow, "backward passes under anomaly detection")
 DOUBLE = Table("double_precision", DoubleRow, "weights in double precision")

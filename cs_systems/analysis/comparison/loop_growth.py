@@ -42,6 +42,18 @@ def time_growth(durations_s: Sequence[tuple[int, float]]) -> Growth | None:
     return found if found is not None and found.last >= LEAST_TIMES * found.first else None
 
 
+def follows_inputs(sizes: Sequence[tuple[int, float]]) -> bool:
+    """Return whether the inputs of the models grow, given as (step, elements), as by a schedule of lengths.
+
+    Inputs in proportion to the number of the step are all batches so far: these grow by a fault.
+    """
+    found = time_growth(sizes)
+    if found is None:
+        return False
+    (first, least), (last, most) = sizes[0], sizes[-1]
+    return least * (last + 1) > LEAST_TIMES * most * (first + 1)
+
+
 def _steady(points: Sequence[tuple[int, float]]) -> Growth | None:
     if len(points) < FEWEST:
         return None

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cs_systems.analysis.attribution.step_growth import growing, grows_alike
 from cs_systems.analysis.attribution.usual_steps import START_UP, Usual
-from cs_systems.analysis.comparison.loop_findings import GROWTH, GrowthRow
+from cs_systems.analysis.comparison.loop_findings import (
+    GROWTH,
+    IN_NO_PHASE,
+    OTHER,
+    OWN_PYTHON,
+    RESULTS,
+    GrowthRow,
+    OwnPythonRow,
+)
 from cs_systems.analysis.comparison.loop_growth import Growth, time_growth
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
+from cs_systems.analysis.diagnosis.own_python import called_at
 from cs_systems.core.tables import Row
 from cs_systems.core.units import human
 
 GRAPH = "keep numbers in place of tensors with their graph: .item() or .detach()"
+NOTABLE = 0.10  # share of the step
 COPIES = "keep numbers (.item()) or copies (.clone()) in place of tensors in a large storage"
+CACHE = "leave lru_cache out where the same arguments do not come again, or give it a small maxsize"
 HOLDER = "keep fewer of them, or write them to a file"
 MEMORY = "find what is kept from step to step, such as losses with their graph, outputs or a cache without a limit"
 BUFFER = "write into a buffer of the final size in place of torch.cat, which copies all earlier entries in each step"
@@ -23,11 +36,11 @@ TIME = "find what each step does for all steps before it, such as reading a list
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the quantity with the largest growth; memory, which ends the program, comes first."""
     rows = GROWTH.of(evidence.tables)
-    memory = [row for row in rows if row["quantity"] != "step time"]
+    memory = [row for row in rows if row["quantity"] not in ("step time", IN_NO_PHASE)]
     if memory:
         return _of_memory(max(memory, key=lambda row: row["last"] - row["first"]))
     if rows:
-        return _of_time(rows[0])
+        return _of_time(rows[0], evidence.step_s, OWN_PYTHON.of(evidence.tables))
     return _of_trace(evidence.usual) if evidence.usual else None
 
 
@@ -40,16 +53,32 @@ def _of_memory(row: GrowthRow) -> Diagnosis:
     if not name:
         return Diagnosis(cause, MEMORY, row["last"], unit="bytes", takes=grown, evidence=(row,))
     what = row.get("kept_tensors") or "objects"
-    remedy = GRAPH if "graph" in what else COPIES if "storage" in what else HOLDER
+    remedy = GRAPH if "graph" in what else COPIES if "storage" in what else CACHE if what == RESULTS else HOLDER
     where = f" at {row['place']}" if row.get("place") else ""
     cause += f"; {name} keeps {what}{where}" if what.startswith("a ") else f"; {what} are kept in {name}{where}"
     return Diagnosis(cause, remedy, row["last"], unit="bytes", takes=grown, evidence=(row,))
 
 
-def _of_time(row: GrowthRow) -> Diagnosis:
+def _of_time(row: GrowthRow, step_s: float | None, own: Sequence[OwnPythonRow]) -> Diagnosis | None:
     first, last = row["first"], row["last"]
+    if row["quantity"] == IN_NO_PHASE:
+        return _of_other(row, step_s, own)
     cause = _slower(Growth(row["steps"], first, last, row["per_step"]), row.get("phase"))
     return Diagnosis(cause, TIME, last, takes=last - first, evidence=(row,))
+
+
+def _of_other(row: GrowthRow, step_s: float | None, own: Sequence[OwnPythonRow]) -> Diagnosis | None:
+    """Find that the time of the program's own code in a step grows, with the function that has most of it."""
+    grown_s = row["last"] - row["first"]
+    if step_s is None or grown_s < NOTABLE * step_s:
+        return None
+    most = max((each for each in own if each["phase"] == OTHER), key=lambda each: each["time_s"], default=None)
+    where = f", most of it in {called_at(most['function'], most['place'], most.get('calls'))}" if most else ""
+    cause = (
+        f"the step's time outside of the model grows by {human(row['per_step'], 's')} with each step, from "
+        f"{human(row['first'], 's')} to {human(row['last'], 's')} in {row['steps']} steps{where}"
+    )
+    return Diagnosis(cause, TIME, step_s, takes=min(step_s, row["last"]), evidence=(row,), refines=("own-python",))
 
 
 def _slower(found: Growth, where: str | None) -> str:

@@ -24,6 +24,7 @@ NOTABLE = 0.10  # share of the step; less is the loop's own bookkeeping
 LEAST = 0.02  # least share of the step for a function that is named
 MOST = 3  # number of functions that are named
 FEWEST = 3  # fewest samples of the stack for a function
+LOGGED = HostWork("computes what it writes to a log", "log less often, or fewer values")
 REMEDY = "do it less often, make it faster, or, if it prepares data, move it into the workers of a data loader"
 
 
@@ -90,7 +91,7 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
         why = f": {reasons[0]['reason']}; {reasons[0]['remedy']}" if reasons else ""
         return Unknown(f"what runs in {share} outside the model's phases{why}")
     lines = ", ".join(f"{named(row)} ({row['time_s'] / step_s:.0%})" for row in shown)
-    work = work_of(shown[0]["function"], shown[0].get("calls"))
+    work = work_of(shown[0]["function"], shown[0].get("calls")) or (LOGGED if shown[0].get("writes") else None)
     does = f", which {work.words}" if work and shown[0]["time_s"] >= MOSTLY * lasted_s else ""
     cause = f"{share} is the script's own Python{does}: {lines}"
     if (collected := started_collections(evidence)) is not None:

@@ -190,10 +190,36 @@ def _statements(scope: ast.AST) -> Iterator[ast.AST]:
 def _closure(scope: ast.AST, names: set[str]) -> set[str]:
     """Return the names from which these names are computed in a scope."""
     flows = [(_targets(node), _names(_value(node))) for node in _statements(scope) if _value(node) is not None]
+    flows += _written_items(scope)
     needed = {*names}
     while more := {name for made, used in flows if made & needed for name in used} - needed:
         needed |= more
     return needed
+
+
+def _written_items(scope: ast.AST) -> list[tuple[set[str], set[str]]]:
+    """Return the containers with the items of a loop over them that its body writes to: `rows` with `row`."""
+    written = {
+        name
+        for node in _statements(scope)
+        for target in (node.targets if isinstance(node, ast.Assign) else ())
+        if isinstance(target, ast.Subscript)
+        for name in _bases(target)
+    }
+    flows: list[tuple[set[str], set[str]]] = []
+    for loop in (node for node in _statements(scope) if isinstance(node, ast.For | ast.AsyncFor)):
+        targets, values = [loop.target], [loop.iter]
+        match loop:
+            case ast.For(target=ast.Tuple(elts=each), iter=ast.Call(func=ast.Name(id="zip"), args=of)) if len(
+                each
+            ) == len(of):
+                targets, values = each, of
+        flows += [
+            (_names(value), items)
+            for target, value in zip(targets, values, strict=True)
+            if (items := _bases(target) & written)
+        ]
+    return flows
 
 
 def _value(node: ast.AST) -> ast.expr | None:

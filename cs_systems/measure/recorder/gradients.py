@@ -179,12 +179,14 @@ class Gradients:
         updates: the optimizers that stepped or got gradients.
         used, unused: numbers of the backward passes with gradients that an optimizer used, or that were cleared first.
         held_by_none: passes in which a parameter that no optimizer holds got a gradient, by the parameter's identity.
+        fates: by pass, whether an optimizer used its gradients (True), or they were cleared before its step (False).
     """
 
     def __init__(self) -> None:
         self.updates: weakref.WeakKeyDictionary[Optimizer, Updates] = weakref.WeakKeyDictionary()
         self.held_by_none = Counter[int]()
         self.passes = self.used = self.unused = 0
+        self.fates: dict[int, dict[int, bool]] = {}
         self._open: dict[int, set[int]] = {}  # pass → the optimizers that may still use its gradients
         self._others: dict[int, tuple[Tensor, tuple[int, int] | None]] = {}
 
@@ -195,7 +197,7 @@ class Gradients:
         for each in self.updates.values():
             each.forget()
 
-    def _of(self, optimizer: Optimizer) -> Updates:
+    def of(self, optimizer: Optimizer) -> Updates:
         if optimizer not in self.updates:
             self.updates[optimizer] = Updates(optimizer)
         return self.updates[optimizer]
@@ -207,7 +209,7 @@ class Gradients:
         """
         held: set[int] = set()
         for optimizer in optimizers:
-            of = self._of(optimizer)
+            of = self.of(optimizer)
             held |= {id(p) for p in of.parameters()}
             self._clear(id(of), of.backward_begins())
         others = (p for p in parameters if id(p) not in held and p.requires_grad and p.is_leaf)
@@ -224,7 +226,7 @@ class Gradients:
             self._open[number] = for_whom
             for each in self.updates.values():
                 if each.is_stepping and id(each) in for_whom:
-                    self._use([number])
+                    self._use(id(each), [number])
         for which, (parameter, before) in self._others.items():
             now = _state(parameter)
             self.held_by_none[which] += now is not None and now != before
@@ -232,25 +234,28 @@ class Gradients:
 
     def step_begins(self, optimizer: Optimizer) -> None:
         """Read gradients before an optimizer's step."""
-        of = self._of(optimizer)
+        of = self.of(optimizer)
         self._clear(id(of), of.step_begins())
 
     def step_ends(self, optimizer: Optimizer) -> None:
         """Read gradients after an optimizer's step."""
-        self._use(self._of(optimizer).step_ends())
+        of = self.of(optimizer)
+        self._use(id(of), of.step_ends())
 
     def step_was_skipped(self, optimizer: Optimizer) -> None:
         """Count the gradients as used, because a GradScaler skipped the step on purpose."""
-        of = self._of(optimizer)
+        of = self.of(optimizer)
         passes, of.passes = of.passes, []
-        self._use(passes)
+        self._use(id(of), passes)
 
-    def _use(self, passes: Iterable[int]) -> None:
+    def _use(self, which: int, passes: Iterable[int]) -> None:
         for number in passes:
+            self.fates.setdefault(number, {})[which] = True
             self.used += self._open.pop(number, None) is not None
 
     def _clear(self, which: int, passes: Iterable[int]) -> None:
         for number in passes:
+            self.fates.setdefault(number, {})[which] = False
             if number in self._open:
                 self._open[number].discard(which)
                 if not self._open[number]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -49,6 +49,72 @@ def graph_size(roots: Any, models: Iterable[nn.Module]) -> GraphSize | None:
         if len(seen) > MOST_NODES:
             return None
     return GraphSize(operators, arithmetic_s)
+
+
+def costs_by_owners(roots: Any, owners: Mapping[int, int]) -> dict[frozenset[int], float]:
+    """Return the arithmetic of a graph's operators, in seconds at most, by the owners of the leaves below them.
+
+    owners: by the identity of a parameter. Operators above no known parameter are left out.
+    """
+    tensors = [roots] if isinstance(roots, Tensor) else [each for each in roots if isinstance(each, Tensor)]
+    below: dict[Any, frozenset[int]] = {}
+    costs: dict[frozenset[int], float] = {}
+    waiting = [(each.grad_fn, False) for each in tensors if each.grad_fn is not None]
+    while waiting and len(below) < MOST_NODES:
+        node, is_left = waiting.pop()
+        if node in below:
+            continue
+        following = [each for each, _ in node.next_functions if each is not None]
+        if not is_left:
+            waiting += [(node, True), *((each, False) for each in following if each not in below)]
+            continue
+        leaf = getattr(node, "variable", None)
+        of = {owners[id(leaf)]} if id(leaf) in owners else set[int]()
+        below[node] = reached = frozenset(of.union(*(below.get(each, frozenset()) for each in following)))
+        if reached and not any(word in node.name() for word in _NO_OPERATORS):
+            inner = max(map(_inner, following), default=1)
+            costs[reached] = costs.get(reached, 0.0) + _arithmetic_s(node, inner)
+    return costs
+
+
+def _inner(weight: Any) -> int:
+    """Return the inner dimension of a product with this operand, a parameter or its transpose; else 1."""
+    if hasattr(weight, "variable"):
+        return math.prod(weight.variable.shape[1:])
+    return weight._input_metadata[0].shape[0] if weight.name().startswith("TBackward") else 1
+
+
+SUMS = ("SumBackward", "MeanBackward", "NormBackward")
+ELEMENTWISE = ("SubBackward", "AddBackward", "MulBackward", "DivBackward")  # of two operands
+LARGER, LARGE = 8, 1 << 18  # ratio of a broadcast's elements to those before and after it, and its least elements
+
+
+def largest_broadcast(roots: Any) -> tuple[tuple[int, ...], int, int] | None:
+    """Return the largest tensor that is made from smaller ones by broadcasting and then summed up, below the roots.
+
+    With its shape come the elements of what it is made from, and of what is left of it. Between the two, elementwise
+    operators keep its shape.
+    """
+    tensors = [roots] if isinstance(roots, Tensor) else [each for each in roots if isinstance(each, Tensor)]
+    waiting: list[tuple[Any, int]] = [(each.grad_fn, 0) for each in tensors if each.grad_fn is not None]
+    seen, found = set[Any](), None
+    while waiting and len(seen) < MOST_NODES:
+        node, left = waiting.pop()  # left: the elements of the sum over it; 0 if it is not summed up
+        if node in seen:
+            continue
+        seen.add(node)
+        shape = tuple(node._input_metadata[0].shape) if node._input_metadata else ()
+        elements, below = math.prod(shape), [each for each, _ in node.next_functions if each is not None]
+        sizes = [sum(math.prod(m.shape) for m in each._input_metadata) for each in below]
+        is_sum = any(word in node.name() for word in SUMS)
+        is_elementwise = len(below) == 2 and any(word in node.name() for word in ELEMENTWISE)
+        is_made = left and is_elementwise and elements >= LARGE and LARGER * max(left, sum(sizes)) <= elements
+        if is_made and (found is None or elements > math.prod(found[0])):
+            found = shape, sum(sizes), left
+        for each, size in zip(below, sizes, strict=True):
+            carries = elements if is_sum else left if left and size == elements else 0
+            waiting.append((each, carries))
+    return found
 
 
 def _arithmetic_s(node: torch.autograd.graph.Node, inner: int) -> float:

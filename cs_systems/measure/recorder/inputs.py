@@ -35,10 +35,15 @@ def batches_of(inputs: Sequence[StepInputs]) -> list[Batch]:
     return found
 
 
+def sizes(inputs: Sequence[StepInputs]) -> list[int]:
+    """Return the elements of the models' inputs in each step."""
+    return [size_of(batch)[1] for batch in batches_of(inputs)]
+
+
 def elements(inputs: Sequence[StepInputs]) -> float | None:
     """Return the elements of the models' inputs in a step, the median of the steps; None without any."""
-    sizes = [size_of(batch)[1] for batch in batches_of(inputs)]
-    return float(median(sizes)) if any(sizes) else None
+    of_steps = sizes(inputs)
+    return float(median(of_steps)) if any(of_steps) else None
 
 
 def are_different(batches: Sequence[Batch]) -> bool:

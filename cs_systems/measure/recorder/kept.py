@@ -5,6 +5,7 @@ A list of losses, or a running sum of losses, keeps the graph of each step alive
 
 from __future__ import annotations
 
+import functools
 import inspect
 import linecache
 import re
@@ -17,11 +18,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from cs_systems.analysis.comparison.loop_findings import RESULTS
 from cs_systems.core.units import human
 from cs_systems.instrument.compiler import untraced
 from cs_systems.measure.recorder.stacks import is_own
 
 CONTAINERS = (list, dict, set, deque)
+CACHE = functools._lru_cache_wrapper
 MOST_NAMES = 1000  # most names in one namespace
 MOST_KEYS = 50  # most keys of a dict with lists
 GROWS = 0.5  # least growth, in elements per step
@@ -58,8 +61,11 @@ def grown(frame: FrameType | None, before: Mapping[str, int], steps: int) -> Kep
         if size is None or size - before.get(name, 0) < max(GROWS * steps, 2):
             continue
         what = _elements(each.value)
-        kept = Kept(name, what, _place(name, each.file))
-        found.append(("graph" in what, "tensor" in what or "array" in what, size - before.get(name, 0), kept))
+        place = _place(name, each.file) if what != RESULTS else _begin(each.value)
+        kept = Kept(name, what, place)
+        found.append(
+            ("graph" in what, what == RESULTS or "tensor" in what or "array" in what, size - before.get(name, 0), kept)
+        )
     return max(found, key=lambda each: each[:3])[3] if found else None
 
 
@@ -91,6 +97,9 @@ def _inside(name: str, value: Any, file: str) -> Iterator[tuple[str, Named]]:
         for attribute, inner in [*vars(value).items()][:MOST_NAMES]:
             if type(inner) in CONTAINERS and not attribute.startswith("_"):
                 yield f"{name}.{attribute}", Named(inner, own)
+        for attribute, inner in [*vars(type(value)).items()][:MOST_NAMES]:
+            if isinstance(inner, CACHE):
+                yield f"{type(value).__name__}.{attribute}", Named(inner, own)
 
 
 def _own_file(kind: type) -> str | None:
@@ -101,6 +110,8 @@ def _own_file(kind: type) -> str | None:
 def _size(value: Any) -> int | None:
     if type(value) in CONTAINERS:
         return len(value)
+    if isinstance(value, CACHE):
+        return value.cache_info().currsize
     if isinstance(value, torch.Tensor) and value.grad_fn is not None:
         return _additions(value.grad_fn)
     return None
@@ -120,6 +131,8 @@ def _elements(value: Any) -> str:
     """Return the contents of a container as text, judged by its last element."""
     if isinstance(value, torch.Tensor):
         return "a running sum with the graph of each step"
+    if isinstance(value, CACHE):
+        return RESULTS
     last = next(iter(reversed(value if isinstance(value, list | deque) else [*value])), None)
     if isinstance(value, dict):
         last = value[last]
@@ -142,6 +155,12 @@ def _tensors(tensors: Sequence[torch.Tensor]) -> str:
 
 def _stored_bytes(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().nbytes()
+
+
+def _begin(cache: Any) -> str | None:
+    """Return the line at which a function with a cache begins, with its decorator."""
+    code = getattr(inspect.unwrap(cache), "__code__", None)
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno}" if code is not None else None
 
 
 def _place(name: str, file: str) -> str | None:

@@ -10,10 +10,13 @@ from typing import NamedTuple
 from cs_systems.analysis.comparison import loop_findings as found
 from cs_systems.analysis.comparison.loop_findings import BETWEEN, OTHER, WITHOUT_GRADIENTS
 from cs_systems.core.step_kinds import StepKind
-from cs_systems.measure.recorder.phases import FORWARD, INPUT
-from cs_systems.measure.recorder.stacks import Line, Sample, callee_of, function_of, place_of
+from cs_systems.measure.recorder.phases import FORWARD, INPUT, LOSS
+from cs_systems.measure.recorder.stacks import Line, Sample, callee_of, function_of, method_of, place_of, source_of
 
 MOST_ROWS = 10
+MOST_INNER = 40
+# Methods that write a log, in a function that itself calls no phase.
+WRITES = {"write", "writelines", "writerow", "add_scalar", "add_scalars", "add_histogram", "dump", "log_metrics"}
 AROUND = (OTHER, BETWEEN, INPUT)  # phases in which the program's own code may run
 
 
@@ -28,6 +31,7 @@ def own_python(
     times: dict[tuple[str, CodeType, bool], Counter[Line]] = {}
     counts: Counter[tuple[str, CodeType, bool]] = Counter()
     collected: Counter[str] = Counter()
+    around = {line[0] for s in samples for line in _chain(s) if s.phase is not None and s.phase.phase() not in AROUND}
     calls = {_chain(s)[-1] for s in samples if _chain(s) and s.phase is not None and s.phase.phase() not in AROUND}
     around_s = 0.0
     for sample in samples:
@@ -55,6 +59,7 @@ def own_python(
                 "function": function_of(most),
                 "place": place_of(most),
                 "calls": callee_of(most),
+                "writes": code not in around and not WRITES.isdisjoint(code.co_names),
                 "time_s": lasted_s / all_s * phases_s[_timed(phase)],
                 "share": lasted_s / all_s,
                 "samples": counts[phase, code, feeds],
@@ -67,6 +72,7 @@ def own_python(
             "function": found.COLLECTOR,
             "place": "",
             "calls": None,
+            "writes": False,
             "time_s": lasted_s / by_phase[_timed(phase)] * phases_s[_timed(phase)],
             "share": lasted_s / by_phase[_timed(phase)],
             "samples": len(samples),
@@ -78,9 +84,45 @@ def own_python(
     if around_s and OTHER in phases_s:
         share = around_s / by_phase[OTHER]
         time_s = share * phases_s[OTHER]
-        rows.append({"phase": OTHER, "function": found.CALLS, "place": "", "calls": None, "time_s": time_s,
-                     "share": share, "samples": len(samples), "feeds_model": False})  # fmt: skip
+        rows.append({"phase": OTHER, "function": found.CALLS, "place": "", "calls": None, "writes": False,
+                     "time_s": time_s, "share": share, "samples": len(samples), "feeds_model": False})  # fmt: skip
     return sorted(rows, key=lambda row: -row["time_s"])[:MOST_ROWS]
+
+
+def inner_lines(samples: Sequence[Sample], phases_s: dict[str, float]) -> list[found.InnerLineRow]:
+    """Return a row per own line inside forward and loss, with its time by samples, in seconds of a timed step."""
+    by_phase: Counter[str] = Counter()
+    times: Counter[tuple[str, Line, bool]] = Counter()
+    counts: Counter[tuple[str, Line, bool]] = Counter()
+    for sample in samples:
+        phase = sample.phase.phase() if sample.phase is not None else None
+        if phase is None or _timed(phase) not in (FORWARD, LOSS):
+            continue
+        by_phase[_timed(phase)] += sample.time_s + sample.lost_s  # type: ignore[assignment]
+        if sample.leaf is not None and phase in (FORWARD, LOSS):
+            times[phase, sample.leaf, sample.is_plain] += sample.time_s  # type: ignore[assignment]
+            counts[phase, sample.leaf, sample.is_plain] += 1
+    rows: dict[tuple[str, str, str | None, bool], found.InnerLineRow] = {}
+    for (phase, line, is_plain), lasted_s in times.items():
+        if phase not in phases_s or not by_phase[phase]:
+            continue
+        key = phase, place_of(line), method_of(line), is_plain
+        row = rows.setdefault(
+            key,
+            {
+                "phase": phase,
+                "function": function_of(line),
+                "place": place_of(line),
+                "method": key[2],
+                "source": source_of(line),
+                "is_plain": is_plain,
+                "time_s": 0.0,
+                "samples": 0,
+            },
+        )
+        row["time_s"] += lasted_s / by_phase[phase] * phases_s[phase]
+        row["samples"] += counts[phase, line, is_plain]
+    return sorted(rows.values(), key=lambda row: -row["time_s"])[:MOST_INNER]
 
 
 def _timed(phase: str) -> str:

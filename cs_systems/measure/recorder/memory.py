@@ -2,11 +2,42 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from statistics import median
 
 from cs_systems.machine.device import Device
 
+IN_USE = 1 / 3  # of a growth, between the median of the first third of the readings and of the last third
 MEMORY_EVERY_S = 0.02  # least time between two readings of memory
+
+
+BLOCK_BYTES = 64  # of a small Python object, about
+
+
+class _MallInfo(ctypes.Structure):
+    """Numbers of glibc's allocator (mallinfo2), all in bytes or counts."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in (
+        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
+    )]  # fmt: skip
+
+
+def reader_of_held() -> Callable[[], int] | None:
+    """Return a function that reads the memory in use, without what an allocator keeps; None where that is unknown."""
+    with suppress(OSError, AttributeError):
+        read = ctypes.CDLL(None).mallinfo2
+        read.restype = _MallInfo
+
+        def held() -> int:
+            now = read()
+            return int(now.uordblks + now.hblkhd) + BLOCK_BYTES * sys.getallocatedblocks()
+
+        return held if read().uordblks else None
+    return None
 
 
 class Memory:
@@ -18,17 +49,27 @@ class Memory:
             self._file: int | None = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             self._file = None
-        self._last_s = 0.0
+        self._last_s, self.held_bytes = 0.0, reader_of_held()
         self.clear()
 
     def clear(self) -> None:
         self.host: list[tuple[int, float]] = []
         self.of_device: list[tuple[int, float]] = []
+        self.held: list[tuple[int, float]] = []
 
     def after(self, step: int) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]:
         """Return the readings of host memory and of device memory after this step."""
         host, device = ([(n, size) for n, size in of if n > step] for of in (self.host, self.of_device))
         return host, device
+
+    def grows_in_use(self, step: int, by_bytes: float) -> bool:
+        """Return whether the memory in use has grown by half of that after this step, if it is known.
+
+        Else an allocator has kept memory in pieces that fit no later request, as where sizes change.
+        """
+        sizes = [size for n, size in self.held if n > step]
+        third = len(sizes) // 3
+        return not third or median(sizes[-third:]) - median(sizes[:third]) >= IN_USE * by_bytes
 
     def read(self, now_s: float, step: int) -> None:
         """Read both memories, unless the last reading is very recent."""
@@ -37,5 +78,7 @@ class Memory:
         self._last_s = now_s
         if self._file is not None:
             self.host.append((step, int(os.pread(self._file, 200, 0).split()[1]) * self._page))
+            if self.held_bytes is not None:
+                self.held.append((step, self.held_bytes()))
         if self._device.is_cuda:
             self.of_device.append((step, self._device.allocated_bytes()))

@@ -62,11 +62,15 @@ class Found(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """Phases of the timed steps: the median of each and all its times, and the elements of the models' inputs."""
+    """Phases of the timed steps: the median of each and all its times, and the elements of the models' inputs.
+
+    sizes: the elements of the inputs in each step.
+    """
 
     phases_s: dict[str, float]
     all_s: Mapping[str, Sequence[float]]
     elements: float | None
+    sizes: Sequence[int] = ()
 
 
 class Observer(Guest):

@@ -29,7 +29,7 @@ from cs_systems.measure.recorder.calls import Calls
 from cs_systems.measure.recorder.double import Double
 from cs_systems.measure.recorder.energy import Energy
 from cs_systems.measure.recorder.hook_numbers import HookNumbers
-from cs_systems.measure.recorder.inputs import StepInputs, elements
+from cs_systems.measure.recorder.inputs import StepInputs, elements, sizes
 from cs_systems.measure.recorder.observers import Observer, Observers, hiding
 from cs_systems.measure.recorder.outcome import Outcome
 from cs_systems.measure.recorder.own_tools import OwnTools
@@ -38,6 +38,7 @@ from cs_systems.measure.recorder.phases import Moment
 from cs_systems.measure.recorder.rank_steps import RankSteps
 from cs_systems.measure.recorder.stages import PROFILES, Stage, Taken
 from cs_systems.measure.recorder.subject import Subject
+from cs_systems.measure.recorder.threads import Threads
 from cs_systems.measure.recorder.tracker import Tracker
 from cs_systems.measure.recorder.training import Training
 from cs_systems.measure.recorder.versions import Updates
@@ -84,6 +85,7 @@ class Recording:
         # for this rank alone: the record of the timing, and the elements of its inputs
         self._timing: RunRecord | None = None
         self._elements: float | None = None
+        self._sizes: list[int] = []
         self._probes, self._updates = Probes(device), Updates()
         self._tools = self._watched_tools()
         # tools of the program: the one that this stage waits for, and those that slow its timed steps
@@ -97,7 +99,7 @@ class Recording:
         hidden = hiding(tracker.unobserved, nullcontext if device.is_cuda else self._watch.own_time)
         self._outcome = Outcome(lambda optimizer: tracker.observers.update_skipped(optimizer))
         every: list[Observer] = [self._watch, Training(self._subject, hidden), HookNumbers(self._subject, hidden),
-                                 Double(self._subject), Calls(), Anomaly(), self._outcome, Padding(),
+                                 Double(self._subject), Calls(), Anomaly(), Threads(), self._outcome, Padding(),
                                  Energy(self._subject)]  # fmt: skip
         if self._writer.meeting is not None:
             every.append(RankSteps(self._subject, tracker, self._writer.meeting, self._patience_s))
@@ -266,6 +268,7 @@ class Recording:
             if stage.is_timed:
                 self._timing = record
                 self._elements = elements([taken.size for taken in self._timed])
+                self._sizes = sizes([taken.size for taken in self._timed])
             if ended is None and not any(later.is_recorded for later in self._stages):
                 record = self._with_experiments(record)
             self._writer.publish(record, stage, AFTER_FAILURE_S if error is not None else self._patience_s)

@@ -10,6 +10,7 @@ the time, or sleeps until a step lasts much longer than usual.
 from __future__ import annotations
 
 import ctypes
+import inspect
 import linecache
 import os
 import re
@@ -42,6 +43,7 @@ _LIBRARIES = tuple(
 )
 _MODULE_CALL = torch.nn.modules.module.__file__
 _CALLEE = re.compile(r"(?:await\s+)?([A-Za-z_][\w.]*(?:\([^()]*\)\.[\w.]+)*)\s*\(")
+_METHOD = re.compile(r"([A-Za-z_]\w*)\([^()]*\)$")
 _LONGEST_CALLEE = 40
 # calls in loops that wait for a point in time: the loop itself is the cause
 CLOCKS = {f"time.{name}" for name in ("perf_counter", "time", "monotonic", "thread_time", "process_time")}
@@ -58,6 +60,7 @@ class Sample(NamedTuple):
         leaf: the innermost own line of the program, also inside a module; None without one.
         time_s: the time since the previous sample, without lost_s.
         lost_s: the part of it in which the garbage collector ran.
+        is_plain: the function of the innermost own line holds no tensor, and so computes with none.
     """
 
     step: int
@@ -66,6 +69,7 @@ class Sample(NamedTuple):
     leaf: Line | None
     time_s: float
     lost_s: float = 0.0
+    is_plain: bool = False
 
 
 class Sampler:
@@ -176,7 +180,8 @@ class Sampler:
         stays = before and before.step == number and before.leaf and leaf and leaf[0] is before.leaf[0]
         before_s = max(0.0, asked_s - last_s - (0.0 if stays else waited_till_then_s - was_waited_s))
         weight_s = max(0.0, before_s + now - max(asked_s, last_s) - collected_s)
-        self.samples.append(Sample(number, self._phase_of(), chain, leaf, weight_s, collected_s))
+        is_plain = leaf is not None and self._samples_all and holds_no_tensor(sys._getframe(1), leaf[0])
+        self.samples.append(Sample(number, self._phase_of(), chain, leaf, weight_s, collected_s, is_plain))
         self._last = time.perf_counter(), waited_s, lost_s
         return 0
 
@@ -239,6 +244,23 @@ def own_lines(frame: FrameType | None) -> tuple[tuple[Line, ...], Line | None]:
     return tuple(reversed(chain)), leaf
 
 
+def holds_no_tensor(frame: FrameType | None, code: CodeType) -> bool:
+    """Return whether no variable of the innermost call of a function holds a tensor, also inside a list or tuple."""
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    if frame is None or not code.co_flags & inspect.CO_OPTIMIZED:
+        return False  # the body of a script
+    names = frame.f_locals
+    tensor = any(isinstance(each, torch.Tensor) for value in names.values() for each in _value_and_first(value))
+    if isinstance(names, dict):
+        names.clear()  # Python keeps this copy with the frame, and it would keep the tensors alive
+    return not tensor
+
+
+def _value_and_first(value: Any) -> tuple[Any, ...]:
+    return (value, value[0]) if type(value) in (list, tuple) and value else (value,)
+
+
 def line_of(line: Line) -> int:
     code, at = line
     positions = [*code.co_positions()]
@@ -271,3 +293,20 @@ def callee_of(line: Line) -> str | None:
     found = _CALLEE.match(segment)
     name = found[1] if found and found[1] not in CLOCKS else None
     return name if name and len(name) <= _LONGEST_CALLEE else None
+
+
+def method_of(line: Line) -> str | None:
+    """Return the last name of the function that is called at this place: `contiguous` of `x.mT.contiguous()`."""
+    code, at = line
+    positions = [*code.co_positions()]
+    first, last, begin, end = positions[at // 2] if 0 <= at // 2 < len(positions) else (None,) * 4
+    if first is None or first != last or begin is None or end is None:
+        return None
+    segment = linecache.getline(code.co_filename, first).encode()[begin:end].decode(errors="replace")
+    found = _METHOD.search(segment)
+    return found[1] if found else None
+
+
+def source_of(line: Line) -> str:
+    """Return the text of the line."""
+    return linecache.getline(line[0].co_filename, line_of(line)).strip()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -11,8 +12,10 @@ from torch.optim import Optimizer
 
 from cs_systems.analysis.comparison import loop_findings as found
 from cs_systems.measure.recorder.gradients import Gradients, Updates
+from cs_systems.measure.recorder.graph_size import costs_by_owners
 from cs_systems.measure.recorder.observers import FewSteps, Hidden, ModelCall, is_profiled
 from cs_systems.measure.recorder.phases import Timeline
+from cs_systems.measure.recorder.stacks import own_lines, place_of
 from cs_systems.measure.recorder.subject import Subject
 from cs_systems.measure.recorder.weights import Weights
 from cs_systems.measure.workloads._batches import tensors_in
@@ -37,6 +40,7 @@ class Training(FewSteps):
         self._weights: Weights | None = None
         self._steps = self._first_step = self._compared_steps = 0
         self._needs_input_gradients = False
+        self._costs: dict[int, tuple[Mapping[frozenset[int], float], str | None]] = {}
 
     def step_recorded(self, number: int, timeline: Timeline) -> None:
         """Count a step, and look at the weights when the models are known."""
@@ -64,6 +68,11 @@ class Training(FewSteps):
 
     def look_before_backward(self, roots: Any) -> None:
         self._gradients.backward_begins(self._subject.optimizers, [p for _, p in self._parameters().values()])
+        if len(self._subject.optimizers) > 1:
+            of = [(id(self._gradients.of(each)), _held(each)) for each in self._subject.optimizers]
+            owners = {id(p): which for which, parameters in of for p in parameters}
+            line = own_lines(sys._getframe(1))[1]
+            self._costs[self._gradients.passes] = costs_by_owners(roots, owners), place_of(line) if line else None
 
     def look_after_backward(self) -> None:
         self._gradients.backward_ends(is_for_inputs=self._needs_input_gradients)
@@ -88,6 +97,7 @@ class Training(FewSteps):
         if unused and not any(each.is_own for each in self._gradients.updates.values()):
             self.keep(found.UNUSED_PASSES, [{"passes": used + unused, "unused": unused}])
         self.keep(found.UNUSED_GRADIENTS, self._held_by_none())
+        self.keep(found.DROPPED_GRADIENTS, [*self._dropped()])
         self._gradients = Gradients()
 
     def _parameters(self) -> Known:
@@ -122,6 +132,28 @@ class Training(FewSteps):
             "compared": len(compared),
             "changed": sum(compared),
         }
+
+    def _dropped(self) -> Iterator[found.DroppedGradientsRow]:
+        """Yield a row for each optimizer whose gradients are cleared after passes that another one uses."""
+        total = sum(sum(costs.values()) for costs, _ in self._costs.values())
+        known = self._parameters()
+        for optimizer in self._subject.optimizers:
+            which = id(self._gradients.of(optimizer))
+            dropped, places = 0.0, list[str | None]()
+            for number, (costs, place) in self._costs.items():
+                fates = self._gradients.fates.get(number, {})
+                used = {each for each, is_used in fates.items() if is_used}
+                of_pass = sum(cost for owners, cost in costs.items() if which in owners and not owners & used)
+                if used and fates.get(which) is False and of_pass:
+                    dropped += of_pass
+                    places.append(place)
+            if dropped and 2 * len(places) >= len(self._costs) / len(self._subject.optimizers):
+                held = _held(optimizer)
+                name = next((known[id(p)][0] for p in held if id(p) in known), type(optimizer).__name__)
+                yield {
+                    "optimizer": type(optimizer).__name__, "parameters": len(held), "first": name,
+                    "passes": len(places), "of_passes": len(self._costs), "share": dropped / total, "place": places[-1],
+                }  # fmt: skip
 
     def _held_by_none(self) -> list[found.UnusedGradientsRow]:
         """Return a row for parameters with gradients that neither an optimizer nor the program itself uses."""

@@ -6,6 +6,7 @@ far, and in a few additional steps after the timing.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from bisect import bisect_left
@@ -19,7 +20,7 @@ from typing import Any
 from torch import nn
 
 from cs_systems.analysis.comparison import loop_findings as found
-from cs_systems.analysis.comparison.loop_growth import Growth, memory_growth, time_growth
+from cs_systems.analysis.comparison.loop_growth import Growth, follows_inputs, memory_growth, time_growth
 from cs_systems.analysis.comparison.loop_start import slow_start
 from cs_systems.analysis.comparison.loop_time import LoopTimeRow, whole_loop_time
 from cs_systems.core.step_kinds import StepKind, step_kinds
@@ -29,8 +30,8 @@ from cs_systems.machine.device import Device
 from cs_systems.measure.recorder import kept
 from cs_systems.measure.recorder.batches import ModelCalls
 from cs_systems.measure.recorder.garbage import Collections
-from cs_systems.measure.recorder.graph_size import GraphSize, graph_size
-from cs_systems.measure.recorder.lines import Usual, lines_of, most_of, own_python, slow_steps
+from cs_systems.measure.recorder.graph_size import GraphSize, graph_size, largest_broadcast
+from cs_systems.measure.recorder.lines import Usual, inner_lines, lines_of, most_of, own_python, slow_steps
 from cs_systems.measure.recorder.memory import Memory
 from cs_systems.measure.recorder.observers import ModelCall, Observer, Period, Timing
 from cs_systems.measure.recorder.phases import FORWARD, Moment
@@ -90,6 +91,7 @@ class Watch(Observer):
         self._memory.clear()
         self._model_calls.clear()
         self._operators: GraphSize | None = None
+        self._broadcast: tuple[tuple[int, ...], int, int] | None = None
         self.all_sampled = range(0)
 
     @untraced
@@ -181,6 +183,7 @@ class Watch(Observer):
         if self._device.is_cuda or len(self.durations_s) != self.all_sampled.start:
             return
         self.pause()
+        self._broadcast = largest_broadcast(roots) or self._broadcast
         size = graph_size(roots, self._models())
         if size is not None and (before := self._operators) is not None:
             size = GraphSize(before.operators + size.operators, before.arithmetic_s + size.arithmetic_s)
@@ -228,9 +231,20 @@ class Watch(Observer):
                 if kind.median_s > kinds[0].median_s and len({*kind.positions} & first) <= len(kind.positions) / 2
             ]
             made |= found.OWN_PYTHON.filled(own) if own else {}
+            inner = inner_lines(of_usual, timing.phases_s)
+            made |= found.INNER_LINES.filled(inner) if inner else {}
+            if self._broadcast is not None:
+                shape, before, after = self._broadcast
+                written = " × ".join(map(str, shape))
+                row: found.BroadcastRow = {
+                    "shape": written, "elements": math.prod(shape), "from_elements": before, "to_elements": after
+                }  # fmt: skip
+                made |= found.BROADCASTS.filled([row])
             made |= found.FORWARD_OPERATORS.filled(self._forward_operators(of_usual))
             made |= found.SLOW_STEPS.filled(slow) if slow else {}
-            grown = [*self._memory_growth(), *self._time_growth(kinds[0], timing.all_s)]
+            grown = [*self._memory_growth()]
+            if not follows_inputs([*enumerate(timing.sizes, self._sized_at)]):
+                grown += self._time_growth(kinds[0], timing.all_s)
             made |= found.GROWTH.filled(grown) if grown else {}
             made |= found.SLOW_START.filled(start) if start else {}
         tools = [*self._own_tools()]
@@ -288,7 +302,11 @@ class Watch(Observer):
 
     def _memory_growth(self) -> Iterator[found.GrowthRow]:
         for quantity, readings in zip(("host memory", "device memory"), self._memory.after(FEWEST_STEPS), strict=True):
-            if (growth := memory_growth(readings)) is not None:
+            growth = memory_growth(readings)
+            if growth is None:
+                continue
+            is_kept = self._kept is not None or quantity != "host memory"
+            if is_kept or self._memory.grows_in_use(FEWEST_STEPS, growth.last - growth.first):
                 yield _growth_row(quantity, growth, self._kept, None)
 
     def _time_growth(self, usual: StepKind, phases: Mapping[str, Sequence[float]]) -> Iterator[found.GrowthRow]:
@@ -297,6 +315,8 @@ class Watch(Observer):
         if (growth := time_growth(times)) is not None:
             rises = _rises(phases)
             yield _growth_row("step time", growth, None, max(rises, key=rises.__getitem__, default=None))
+        elif (of_other := time_growth([*enumerate(phases.get(found.OTHER, ()))])) is not None:  # less noisy
+            yield _growth_row(found.IN_NO_PHASE, of_other, None, found.OTHER)
 
     def _slow_start(self, phases: Mapping[str, Sequence[float]]) -> tuple[set[int], list[found.SlowStartRow]]:
         """Return the first steps of the loop and their row, if they are much slower than all later ones."""

@@ -74,6 +74,14 @@ def in_double(**known: Any) -> dict[str, Any]:
     return {"parameters": 6, "of_parameters": 6, "flops": 6e8, "flops_per_s": 1e10, "float32_flops_per_s": 2e10} | known
 
 
+def inner(function: str, line: int, time_s: float, **known: Any) -> dict[str, Any]:
+    row = {"phase": "forward", "function": function, "place": f"train.py:{line}", "method": None, "source": "x = x + 1"}
+    return row | {"is_plain": False, "time_s": time_s, "samples": 50} | known
+
+
+DROPPED = {"optimizer": "Adam", "parameters": 14, "first": "Generator.net.0.weight", "passes": 8, "of_passes": 16,
+           "share": 0.4, "place": "train.py:30"}  # fmt: skip
+BROADCAST = {"shape": "192 × 192 × 128", "elements": 4_718_592, "from_elements": 49_152, "to_elements": 36_864}
 PASSES = {"passes": 36, "unused": 24}
 UNHELD = {"parameters": 16, "elements": 999, "share": 0.5, "first": "Net.a.weight"}
 ANOMALY = {"passes": 20, "with_detection": 20}
@@ -149,6 +157,39 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         "92% of the step is 1,500 small operators, 61.3 µs each with their backward: overhead, not arithmetic "
         "(RNN.forward() at train.py:20): compute more in one operator: a whole batch in place of one sample, nn.LSTM "
         "in place of a loop over cells; or compile (torch.compile); not below 11 ms, now 100 ms",
+    ),
+    "python-in-forward": (
+        loop({"inner_lines": [inner("mask", 8, 0.02, is_plain=True), inner("Net.forward", 20, 0.01)]}),
+        0.08,
+        "20% of the step is Python inside the model, which computes without tensors: mask() at train.py:8 (20%): "
+        "compute it by operators on whole tensors, or once: keep what does not change in a buffer (register_buffer); "
+        "not below 80 ms, now 100 ms",
+    ),
+    "value-checks": (
+        loop({"inner_lines": [inner("check", 8, 0.01, source="if torch.isnan(y).any():"), inner("check", 9, 0.01)]}),
+        0.08,
+        "20% of the step is checks for NaN or infinity inside the model: check() at train.py:8 (20%): remove the "
+        "checks, look at the loss alone, or check every hundredth step; not below 80 ms, now 100 ms",
+    ),
+    "tensor-copies": (
+        loop({"inner_lines": [inner("Net.forward", 8, 0.015, method="clone"), inner("Net.forward", 9, 0.01)]}),
+        0.085,
+        "15% of the step is copies of tensors in forward (clone, contiguous): Net.forward() at train.py:8 (15%): "
+        "remove clone() where nothing writes in place, and contiguous() where the next operator takes any strides; "
+        "reshape() copies only where it must; not below 85 ms, now 100 ms",
+    ),
+    "broadcast-sums": (
+        loop({"inner_lines": [inner("distances", 8, 0.02, source="d = a[:, None] - b")], "broadcasts": [BROADCAST]}),
+        0.08,
+        "20% of the step makes a tensor of 192 × 192 × 128 in forward, with 96 times the elements that it comes from, "
+        "and sums it up again: distances() at train.py:8 (20%): write it as a matrix product: torch.cdist or |a|² + "
+        "|b|² - 2 a·b for distances, einsum for sums of products; not below 80 ms, now 100 ms",
+    ),
+    "too-many-threads": (
+        loop({"threads": [{"threads": 8, "cores": 2, "time_s": 0.004, "of_cores_s": 0.001}]}),
+        None,
+        "torch uses 8 threads on 2 cores: an elementwise operator takes 4 times as long as with 2, and operators are "
+        "in 98% of the step: leave torch.set_num_threads and OMP_NUM_THREADS out, or set at most 2",
     ),
     "no-training": (
         loop({"outcome": [outcome(loss=None, fault="NaN")]}),
@@ -618,3 +659,42 @@ def test_nan_loss_of_a_loop_is_named_without_times() -> None:
     evidence = replace(loop({"outcome": [outcome(loss=None, fault="infinite")]}), measurement=None)
     (found,) = causes(evidence)
     assert found.sentence.startswith("the loss is infinite after the timed steps")
+
+
+def test_gradients_for_another_optimizer_are_named_with_the_backward_pass() -> None:
+    (found,) = causes(loop({"dropped_gradients": [DROPPED]}))
+    assert found.sentence == (
+        "8 of 16 backward passes also compute gradients of 14 parameters of another optimizer (Adam), such as "
+        "Generator.net.0.weight, and zero_grad clears them before it steps (train.py:30): detach what comes from the "
+        "other model (.detach()), or make it under torch.no_grad()"
+    )
+    assert not causes(loop({"dropped_gradients": [DROPPED | {"share": 0.01}]}))
+
+
+def test_small_shares_inside_the_model_are_no_cause() -> None:
+    rows = [inner("mask", 8, 0.005, is_plain=True), inner("check", 9, 0.005, source="assert not x.isnan().any()")]
+    rows += [inner("Net.forward", 10, 0.005, method="contiguous"), inner("Net.forward", 11, 0.02, source="y = x[None]")]
+    assert not causes(loop({"inner_lines": rows}))
+
+
+def test_growing_time_outside_of_the_model_is_named_with_its_function() -> None:
+    row = growing("time in no phase", 0.005, 0.06, phase="other")
+    found = causes(loop({"growth": [row], "own_python": [own("auc", 8, 0.03, "scores.argsort")]}, other=0.03))
+    assert found[0].sentence.startswith(
+        "the step's time outside of the model grows by 1.10 ms with each step, from 5.00 ms to 60.0 ms in 50 steps, "
+        "most of it in auc() at train.py:8, scores.argsort: find what each step does"
+    )
+
+
+def test_results_that_a_cache_keeps_are_named() -> None:
+    row = growing("host memory", 1e9, 2e9, kept="distances", kept_tensors="results of calls", place="train.py:3")
+    (found,) = causes(loop({"growth": [row]}))
+    assert "results of calls are kept in distances at train.py:3: leave lru_cache out" in found.sentence
+
+
+def test_function_that_also_writes_computes_for_a_log() -> None:
+    (found,) = causes(
+        loop({"own_python": [own("Watcher.on_step_end", 8, 0.05, "p.sort") | {"writes": True}]}, other=0.06)
+    )
+    assert "which computes what it writes to a log: Watcher.on_step_end() at train.py:8" in found.sentence
+    assert "log less often, or fewer values" in found.sentence

@@ -293,7 +293,8 @@ NUMBERS: dict[str, tuple[Evidence, float, float | None, str]] = {
         0.25, 0.75, "25% of the step waits for the next batch",
     ),
     "double_precision: no more than forward and backward": (
-        step({"double_precision": [in_double(flops=1e10)]}, forward=0.25, other=0.5), 0.25, None, "at least 25%",
+        step({"double_precision": [in_double(flops=1e10)]}, forward=0.25, other=0.5), 0.25, None,
+        "most of forward and backward",
     ),
     "divergence": (
         step({"outcome": [outcome(losses=9, early_loss=2.0, late_loss=20.0)]}), 1.0, None, "at most 2 to at least 20",

@@ -31,6 +31,8 @@ FEEDS = {
     "        self.step(x)\n        self.metric = work()\nTrainer().fit()": False,
     "def train(x):\n    scale = 2\n    model(x * scale)\nx = work()\ntrain(x)": True,
     "def train(x):\n    y = 1\n    model(y)\nx = 1\ny = work()\ntrain(x)": False,
+    "x = [[0]]\ny = work()\nfor row, item in zip(x, y):\n    row[0] = item\nmodel(x)": True,
+    "x = [[0]]\ny = work()\nfor row, item in zip([[0]], y):\n    row[0] = item\nmodel(x)": False,
     "def play():\n    policy(1)\n    return work()\nx = play()\nmodel(x)": False,
 }
 HEAD = """

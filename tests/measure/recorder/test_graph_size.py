@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from cs_systems.measure.recorder.graph_size import ELEMENTS_PER_S, FLOPS_PER_S, graph_size
+from cs_systems.measure.recorder.graph_size import (
+    ELEMENTS_PER_S,
+    FLOPS_PER_S,
+    costs_by_owners,
+    graph_size,
+    largest_broadcast,
+)
 
 
 def test_operators_of_a_chain_are_counted_without_views_and_leaves() -> None:
@@ -31,3 +37,23 @@ def test_recurrent_module_of_torch_has_no_size() -> None:
     """It is one operator for the program, and a node per time step for autograd."""
     model = nn.LSTM(4, 4)
     assert graph_size(model(torch.ones(9, 1, 4))[0].sum(), [model]) is None
+
+
+def test_cost_is_that_of_the_owners_below_an_operator() -> None:
+    """What leads to the generator alone is the part that detaching its result would save."""
+    generator, critic = nn.Linear(64, 64), nn.Linear(64, 1)
+    owners = {id(p): number for number, model in enumerate((generator, critic)) for p in model.parameters()}
+    fake = generator(torch.ones(8, 64))
+    costs = costs_by_owners(critic(fake).sum(), owners)
+    assert costs.keys() == {frozenset({0}), frozenset({0, 1})}
+    assert costs[frozenset({0})] == pytest.approx(8 * 64 / ELEMENTS_PER_S + 2 * 8 * 64 * 64 / FLOPS_PER_S)
+    assert costs_by_owners(critic(fake.detach()).sum(), owners).keys() == {frozenset({1})}
+
+
+def test_large_broadcast_that_is_summed_up_is_found_and_no_other() -> None:
+    a, b = torch.ones(64, 64, requires_grad=True), torch.ones(64, 64, requires_grad=True)
+    assert largest_broadcast((a[:, None] - b[None]).pow(2).sum(-1).exp().sum()) == ((64, 64, 64), 8192, 4096)
+    assert largest_broadcast(torch.cdist(a, b).sum()) is None
+    assert largest_broadcast((a[:, None] - b[None]).exp()) is None, "it is the result"
+    layer = nn.Linear(2, 4096)
+    assert largest_broadcast(layer(torch.ones(64, 2)).sum()) is None, "a product is no broadcast"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -13,10 +14,12 @@ from typing import Any
 import pytest
 import torch
 
+from cs_systems.analysis.comparison.loop_growth import follows_inputs
 from cs_systems.machine.device import resolve
 from cs_systems.measure.recorder import kept
+from cs_systems.measure.recorder.memory import Memory
 from cs_systems.measure.recorder.padding import Padding, filled_share
-from cs_systems.measure.recorder.stacks import Sample, Sampler
+from cs_systems.measure.recorder.stacks import Sample, Sampler, holds_no_tensor
 from cs_systems.measure.recorder.watch import Watch
 from cs_systems.record import append_record, read_records
 from tests.measure.recorder.loops import train
@@ -82,6 +85,55 @@ def test_small_tensors_that_keep_a_large_storage_are_named() -> None:
     found = kept.grown(sys._getframe(), before, 3)
     assert found is not None
     assert (found.name, found.what) == ("losses", "tensors in storages of 256 KiB")
+
+
+def test_cache_of_a_function_that_grows_is_named() -> None:
+    @functools.cache
+    def squares(number: int) -> int:
+        return number * number
+
+    before = kept.sizes(sys._getframe())
+    for number in range(10):
+        squares(number)
+    found = kept.grown(sys._getframe(), before, 10)
+    assert found is not None
+    assert (found.name, found.what) == ("squares", "results of calls")
+    assert str(found.place).startswith("test_watch.py:")
+
+
+def test_memory_in_use_grows_only_while_something_is_kept() -> None:
+    memory, kept_tensors = Memory(resolve("cpu")), list[torch.Tensor]()
+    if memory.held_bytes is None:
+        pytest.skip("the C library does not tell the memory in use")
+    for step in range(9):
+        memory.read(float(step), step)
+        torch.ones(1 << 18 + step % 3)
+    assert not memory.grows_in_use(-1, 9e6)
+    memory.clear()
+    for step in range(9, 18):
+        memory.read(float(step), step)
+        kept_tensors.append(torch.ones(1 << 18))
+    assert memory.grows_in_use(-1, 9e6)
+
+
+def test_longer_inputs_explain_slower_steps_unless_they_are_all_batches_so_far() -> None:
+    steps = range(5, 25)
+    assert follows_inputs([(n, 48 + 4 * n) for n in steps])
+    assert not follows_inputs([(n, 64 * (n + 1)) for n in steps])
+    assert not follows_inputs([(n, 64) for n in steps])
+
+
+def test_function_holds_no_tensor_unless_a_variable_does() -> None:
+    def plain(count: int) -> bool:
+        rows = [[number] for number in range(count)]
+        return holds_no_tensor(sys._getframe(), sys._getframe().f_code) and bool(rows)
+
+    def tensors(count: int) -> bool:
+        rows = [torch.ones(1) for _ in range(count)]
+        return holds_no_tensor(sys._getframe(), sys._getframe().f_code) and bool(rows)
+
+    assert plain(3)
+    assert not tensors(3)
 
 
 def test_record_of_a_loop_is_read_in_its_latest_form(tmp_path: Path) -> None:

@@ -1,0 +1,51 @@
+"""Rule for a program's own Python inside forward or the loss: functions that compute with numbers, without tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cs_systems.analysis.comparison.loop_findings import INNER_LINES, InnerLineRow
+from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis._evidence import Evidence
+
+NOTABLE = 0.10  # share of the step
+LEAST = 0.02  # share of the step of a function that is named beside another
+FEWEST = 5  # samples of the stack
+REMEDY = "compute it by operators on whole tensors, or once: keep what does not change in a buffer (register_buffer)"
+
+
+def find(evidence: Evidence) -> Diagnosis | None:
+    """Find the time of own functions without tensors inside the model's phases, by samples of the stack."""
+    rows = [row for row in INNER_LINES.of(evidence.tables) if row["is_plain"] and not row["place"].startswith("<")]
+    return of_lines(rows, evidence, "is Python inside the model, which computes without tensors", REMEDY)
+
+
+def of_lines(rows: Sequence[InnerLineRow], evidence: Evidence, what: str, remedy: str) -> Diagnosis | None:
+    """Return the diagnosis of own lines inside the model's phases, with the places of most of their time."""
+    step_s = evidence.step_s
+    if not evidence.is_loop or step_s is None or sum(row["samples"] for row in rows) < FEWEST:
+        return None
+    lasted_s = min(step_s, sum(row["time_s"] for row in rows))
+    if lasted_s < NOTABLE * step_s:
+        return None
+    cause = f"{lasted_s / step_s:.0%} of the step {what}: {places(rows, step_s)}"
+    return Diagnosis(cause, remedy, step_s, step_s - lasted_s, evidence=tuple(rows))
+
+
+def places(rows: Sequence[InnerLineRow], step_s: float, most: int = 2) -> str:
+    """Return the functions with the most time, each with its line of most time and its share of the step."""
+    by_function: dict[tuple[str, str], list[InnerLineRow]] = {}
+    for row in rows:
+        by_function.setdefault((row["function"], row["place"].partition(":")[0]), []).append(row)
+    times_s = {key: sum(row["time_s"] for row in alike) for key, alike in by_function.items()}
+    named: list[str] = []
+    for key in sorted(times_s, key=lambda each: -times_s[each])[:most]:
+        if named and times_s[key] < LEAST * step_s:
+            break
+        line = max(by_function[key], key=lambda row: row["time_s"])
+        where = f"{key[0]}() at {line['place']}" if key[0] else line["place"]
+        named.append(f"{where} ({times_s[key] / step_s:.0%})")
+    return ", ".join(named)
+
+
+RULE = Rule(find)
