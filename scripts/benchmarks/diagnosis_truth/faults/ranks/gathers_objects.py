@@ -9,13 +9,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 CASE = {
     "generation": 2,
-    "truth": "all_gather_object pickles and sends all scores of each step for an accuracy: more than half of the step.",
-    "cause": "exposed-communication",
-    "also": ["host-python", "logging", "evaluation"],
+    "truth": "Each step makes lists of all scores for all_gather_object, and tensors of the lists: most of it, more than the transfer.",
+    "cause": "host-python",
+    "also": ["exposed-communication", "logging", "evaluation"],
     "never": ["start-up", "data-loading", "straggler", "no-sync-missing", "find-unused-parameters", "growth"],
     "healthy": False,
     "ranks": 2,
-    "place": ["dist.all_gather_object(", "accuracy = global_accuracy(", "logits.tolist()"],
+    "place": ["dist.all_gather_object(", "accuracy = global_accuracy(", "logits.tolist()", "scores = torch.tensor("],
     "share": 77,
     "remedy": "reduce the count of right answers with one all_reduce of a number, and every n-th step",
     "without": [
