@@ -40,7 +40,7 @@ def test_recurrent_module_of_torch_has_no_size() -> None:
 
 
 def test_cost_is_that_of_the_owners_below_an_operator() -> None:
-    """What leads to the generator alone is the part that detaching its result would save."""
+    """Operators that lead to the generator alone are the share that detaching its result would save."""
     generator, critic = nn.Linear(64, 64), nn.Linear(64, 1)
     owners = {id(p): number for number, model in enumerate((generator, critic)) for p in model.parameters()}
     fake = generator(torch.ones(8, 64))
