@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from cs_systems.analysis.attribution.gaps import LAUNCH
 from cs_systems.analysis.attribution.tables import gaps
+from cs_systems.analysis.comparison.loop_findings import INNER_LINES
 from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Expected, Rule, Unknown
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis._measured import after
@@ -24,6 +27,7 @@ RANKS, COMPILED_RANKS = (
     "compile (torch.compile; --compile), or use a larger batch for each rank",
     "use a larger batch for each rank",
 )
+LEAST = 0.02  # share of the step of a phase that is named
 OPTIONS = {"graph": ("step",), **COMPILED}
 
 
@@ -39,6 +43,8 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
         return _traced(evidence, step_s)
     if evidence.measurement is None:
         return None
+    if evidence.is_loop:
+        return _of_loop(evidence, step_s)
     floors = {
         name: floor for name in evidence.measurement.phase_names() if (floor := evidence.floor_s(name)) is not None
     }
@@ -54,6 +60,25 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
     at_best = step_s - lasted_s + least_s
     return Diagnosis(
         cause, _remedy(evidence), step_s, at_best, evidence=rows, options=OPTIONS, expected=_expected(evidence)
+    )
+
+
+def _of_loop(evidence: Evidence, step_s: float) -> Diagnosis | None:
+    """Find the phases of a user's loop that ended as soon as they were submitted; nothing bounds their kernels."""
+    assert evidence.measurement is not None
+    plain_s: Counter[str] = Counter()  # Python without tensors, which another rule reports
+    for row in INNER_LINES.of(evidence.tables):
+        plain_s[row["phase"]] += row["time_s"] * row["is_plain"]  # type: ignore[assignment]
+    launching = launch_bound_phases(evidence.measurement)
+    bound = {name: (evidence.phase_s(name) or 0.0) - plain_s[name] for name in launching}
+    bound = {name: time_s for name, time_s in bound.items() if time_s >= LEAST * step_s}
+    if not bound:
+        return None
+    lasted_s = min(step_s, sum(bound.values()))
+    cause = f"for {lasted_s / step_s:.0%} of the step ({', '.join(bound)}) the GPU keeps waiting for kernel launches"
+    rows = tuple({"phase": phase, "median_s": time_s} for phase, time_s in bound.items())
+    return Diagnosis(
+        cause, _remedy(evidence), step_s, evidence=rows, takes=lasted_s, options=OPTIONS, expected=_expected(evidence)
     )
 
 

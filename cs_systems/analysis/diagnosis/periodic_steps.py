@@ -60,6 +60,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
     else:
         remedy = LOOK
     is_once = most["steps"] == 1
+    if is_once and not place:
+        return None  # as in a recording: it does not come again, and nothing is known of it
     return Diagnosis(
         cause,
         remedy,

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from cs_systems.analysis.comparison.loop_findings import INNER_LINES, InnerLineRow
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
-from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
+from cs_systems.config import Phase
 
 NOTABLE = 0.10  # share of the step
 LEAST = 0.02  # share of the step of a function that is named beside another
@@ -17,7 +18,10 @@ REMEDY = "compute it by operators on whole tensors, or once: keep what does not 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the time of own functions without tensors inside the model's phases, by samples of the stack."""
     rows = [row for row in INNER_LINES.of(evidence.tables) if row["is_plain"] and not row["place"].startswith("<")]
-    return of_lines(rows, evidence, "is Python inside the model, which computes without tensors", REMEDY)
+    in_loss_s = sum(row["time_s"] for row in rows if row["phase"] == Phase.LOSS)
+    is_after = in_loss_s > MOSTLY * sum(row["time_s"] for row in rows)
+    where = "between the model and backward" if is_after else "inside the model"
+    return of_lines(rows, evidence, f"is Python {where}, which computes without tensors", REMEDY)
 
 
 def of_lines(rows: Sequence[InnerLineRow], evidence: Evidence, what: str, remedy: str) -> Diagnosis | None:

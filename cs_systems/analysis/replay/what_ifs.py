@@ -187,7 +187,13 @@ def together(replay: Answering, changes: Iterable[Change]) -> list[WhatIfRow]:
     told = [change for change, answer in alone.items() if isinstance(answer, Expected)]
     sets = [chosen for size in range(2, len(told) + 1) for chosen in combinations(told, size)]
     answers = {(change,): answer for change, answer in alone.items()} | {each: replay.what_if(*each) for each in sets}
-    return [_row(_together(each), replay.step_s, None, answer) for each, answer in answers.items()]
+    return [
+        {
+            **_row(_together(each), replay.step_s, None, answer),
+            "saved_share": answer.share,
+        }  # also of one that is refused
+        for each, answer in answers.items()
+    ]
 
 
 def _together(changes: Iterable[Change]) -> str:
@@ -204,7 +210,7 @@ def _row(name: str, recorded_s: float, replayed_s: float | None, answer: Expecte
         "expected_s": told.value if told else None,
         "low_s": told.low if told else None,
         "high_s": told.high if told else None,
-        "saved_share": answer.share,
+        "saved_share": told.share if told else None,
     }
 
 

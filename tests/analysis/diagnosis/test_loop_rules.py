@@ -698,3 +698,50 @@ def test_function_that_also_writes_computes_for_a_log() -> None:
     )
     assert "which computes what it writes to a log: Watcher.on_step_end() at train.py:8" in found.sentence
     assert "log less often, or fewer values" in found.sentence
+
+
+def test_plain_python_after_the_model_says_where_it_is() -> None:
+    (found,) = apply_rules(loop({"inner_lines": [inner("augment", 8, 0.03, phase="loss", is_plain=True)]})).diagnoses
+    assert found.cause == (
+        "30% of the step is Python between the model and backward, which computes without tensors: "
+        "augment() at train.py:8 (30%)"
+    )
+    (found,) = apply_rules(
+        loop(
+            {
+                "inner_lines": [
+                    inner("mask", 8, 0.03, is_plain=True),
+                    inner("augment", 9, 0.01, phase="loss", is_plain=True),
+                ]
+            }
+        )
+    ).diagnoses
+    assert "is Python inside the model" in found.cause
+
+
+def on_gpu(lags: dict[str, float], **tables: Any) -> Evidence:
+    sample = Sample(0, False, STEP_S, PHASES, PHASES, lags)
+    return replace(loop(tables), measurement=Measurement("cuda_event", (sample,) * 10, 0.0), device_name="NVIDIA H200")
+
+
+def test_loop_whose_gpu_waits_for_launches_says_so_without_a_bound() -> None:
+    late = {"forward": 0.0, "loss": 0.0, "backward": 0.001, "optimizer": 0.006, "other": 0.002}
+    (found,) = apply_rules(on_gpu(late)).diagnoses
+    assert found.code == "launch-bound"
+    assert found.cause == "for 92% of the step (forward, loss, backward) the GPU keeps waiting for kernel launches"
+    assert found.at_best is None
+    assert "not below" not in found.sentence
+    assert apply_rules(on_gpu(PHASES)).diagnoses == ()
+
+
+def test_plain_python_is_no_wait_for_launches() -> None:
+    late = {"forward": 0.0, "loss": 0.002, "backward": 0.06, "optimizer": 0.006, "other": 0.002}
+    (found,) = apply_rules(on_gpu(late, inner_lines=[inner("mask", 8, 0.029, is_plain=True)])).diagnoses
+    assert found.code == "python-in-forward"
+
+
+def test_single_slow_step_of_unknown_cause_is_not_named() -> None:
+    row = slow(steps=1, every=None, extra_s=2.0)
+    assert [one.code for one in apply_rules(loop({"slow_steps": [row]})).diagnoses] == ["periodic-steps"]
+    unknown = row | {"function": None, "place": None, "calls": None}
+    assert apply_rules(loop({"slow_steps": [unknown]})).diagnoses == ()
