@@ -64,6 +64,7 @@ _OCCURRENCE = re.compile(
 _OPERATOR = re.compile(r"\w+::\w+|\w+Backward\d*|autograd::engine::.*|detach_?")
 
 
+@functools.lru_cache(maxsize=65536)
 def general(name: str) -> str:
     """Return the name that all occurrences of a range share: `ProfilerStep#551` → `ProfilerStep#*`."""
     return _OCCURRENCE.sub(lambda found: "*" if found[0].isdigit() else "", name)

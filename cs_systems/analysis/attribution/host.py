@@ -8,13 +8,15 @@ from typing import Annotated, TypedDict
 
 import numpy as np
 
-from cs_systems.analysis.attribution.places import NOTHING_OPEN, main_timeline, place_of
+from cs_systems.analysis.attribution.places import NOTHING_OPEN, main_timeline, phase_inside, phase_of
 from cs_systems.core.range_names import UNATTRIBUTED, general
 from cs_systems.core.tables import Column
 from cs_systems.readers.forms.columns import Floats, Ints, Ranges, Timeline, distinct
 from cs_systems.readers.forms.trace import Step, steps_of
 
 Key = tuple[str | None, str]  # (phase, name of the range)
+Stack = tuple[str, ...]  # names of open ranges, outermost first
+Known = dict[tuple[Stack, Stack], tuple[str, tuple[Key, ...]]]  # (own, outer) ranges → phase and keys
 
 
 class RangeRow(TypedDict):
@@ -61,7 +63,9 @@ def range_rows(ranges: Ranges, steps: Sequence[Step]) -> list[RangeRow]:
     ]
 
 
-def _open(line: Timeline[str], outer: Timeline[str], time_s: Floats, marks: Set[str]) -> tuple[list[list[Key]], Ints]:
+def _open(
+    line: Timeline[str], outer: Timeline[str], time_s: Floats, marks: Set[str]
+) -> tuple[list[tuple[Key, ...]], Ints]:
     """Return (open ranges, codes): each list of keys open together, outermost first, and the list's index at each time.
 
     A range's phase may be open on the thread `outer`. A range that marks a step has none: it may begin in a hook of the
@@ -70,10 +74,20 @@ def _open(line: Timeline[str], outer: Timeline[str], time_s: Floats, marks: Set[
     here, there = line.index(time_s), outer.index(time_s)
     first, codes = distinct(here, there)
     stacks = zip(here[first].tolist(), there[first].tolist(), strict=True)
-    return [_keys(line.stacks[own], outer.stacks[other], marks) for own, other in stacks], codes
+    known: Known = {}
+    return [_keys(line.stacks[own], outer.stacks[other], marks, known) for own, other in stacks], codes
 
 
-def _keys(own: tuple[str, ...], outer: tuple[str, ...], marks: Set[str]) -> list[Key]:
-    phases = [place_of(own[: depth + 1], outer).phase for depth in range(len(own))]
-    named = zip(phases, map(general, own), strict=True)
-    return [(None if phase == UNATTRIBUTED or name in marks else phase, name) for phase, name in named]
+def _keys(own: Stack, outer: Stack, marks: Set[str], known: Known) -> tuple[Key, ...]:
+    """Return the keys of open ranges, each once, the innermost last; fill `known`, from which enclosing ranges come."""
+    enclosing = len(own)
+    while enclosing and (own[:enclosing], outer) not in known:
+        enclosing -= 1
+    phase, keys = known[own[:enclosing], outer] if enclosing else (phase_of(outer), ())
+    for depth, name in enumerate(own[enclosing:], enclosing + 1):
+        phase = phase_inside(phase, name)
+        shared = general(name)
+        key = (None if phase == UNATTRIBUTED or shared in marks else phase, shared)
+        keys = (*(other for other in keys if other != key), key)
+        known[own[:depth], outer] = phase, keys
+    return keys

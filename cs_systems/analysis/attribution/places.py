@@ -135,11 +135,13 @@ INSIDE: dict[str, tuple[str, ...]] = {
 
 def phase_of(names: Iterable[str]) -> str:
     """Return the phase that the names of the open ranges, outermost first, mean together."""
-    found = UNATTRIBUTED
-    for phase in filter(None, (meaning(name).phase for name in names)):
-        if found == UNATTRIBUTED or phase in INSIDE.get(found, ()):
-            found = phase
-    return found
+    return functools.reduce(phase_inside, names, UNATTRIBUTED)
+
+
+def phase_inside(found: str, name: str) -> str:
+    """Return the phase inside of a range with this name that begins in a phase."""
+    phase = meaning(name).phase
+    return phase if phase and (found == UNATTRIBUTED or phase in INSIDE.get(found, ())) else found
 
 
 @functools.lru_cache(maxsize=65536)

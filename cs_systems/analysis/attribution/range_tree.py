@@ -37,6 +37,10 @@ class RangeTreeRow(TypedDict):
     achieved_flops_per_s: Annotated[float | None, Column("rate", drop=6)]
 
 
+# ranges in a path; a program that opens ranges and never closes them nests thousands
+DEEPEST = 64
+
+
 class Path(NamedTuple):
     """Ranges that are open together, outermost first; the first `outer` of them are of the main thread."""
 
@@ -131,7 +135,10 @@ def _idle_in(profile: Profile) -> dict[tuple[str, ...], float] | None:
 
 
 def _open(ranges: Ranges, thread: int, time_s: Floats) -> tuple[list[Path], Ints]:
-    """Return (paths, codes): the paths of ranges that were open on a thread, and the path's index at each time."""
+    """Return (paths, codes): the paths of ranges that were open on a thread, and the path's index at each time.
+
+    Time in ranges that are nested deeper than DEEPEST belongs to those around them.
+    """
     main = main_timeline(ranges)
     line: Timeline[str] = ranges.timelines.get(thread, NOTHING_OPEN)
     outer = NOTHING_OPEN if line is main else main
@@ -140,5 +147,6 @@ def _open(ranges: Ranges, thread: int, time_s: Floats) -> tuple[list[Path], Ints
     paths = []
     for own, other in zip(here[first].tolist(), there[first].tolist(), strict=True):
         around = outer.stacks[other]
-        paths.append(Path(tuple(map(general, (*around, *line.stacks[own]))), len(around)))
+        names = (*around, *line.stacks[own])[:DEEPEST]
+        paths.append(Path(tuple(map(general, names)), min(len(around), DEEPEST)))
     return paths, codes
