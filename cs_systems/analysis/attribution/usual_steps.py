@@ -38,8 +38,10 @@ ALIKE = 0.9  # share of kernels that are equal one period later
 PAUSE = 5.0  # times the median repetition; a longer stretch contains a pause
 FEWEST = 3  # occurrences that show a period
 LOADS = re.compile(r"ModuleLoad|LibraryLoad")  # calls that load kernels
+LINKS = re.compile(rf"{LOADS.pattern}|cuLink")  # calls after a compilation at run time
 FIRST_LAUNCHES = "first kernel launches"
 NO_CALLS = "stretches without a CUDA call"
+COMPILING = "stretches that end with loading a module, such as compilation"
 LONGEST = 60  # characters of a name in a sentence
 LONG_CALL_S = 5e-3  # a launch takes some µs; a longer one first loads or compiles code
 # the same limit for the first launch of a kernel, and for calls of a recording that is cold throughout
@@ -172,15 +174,17 @@ def busiest(profile: Profile) -> int:
 def paced(profile: Profile) -> list[Step]:
     """Return each step from the end of the previous step's kernels to the end of its own.
 
-    The first step, and a step that begins long after the previous one, begin with their ranges.
+    The first step, and a step whose range begins long after the previous one's end, begin with their ranges.
     """
     ends: dict[int, float] = {}
     for (number, _), kernels in profile.by_step.items():
         ends[number] = max(ends.get(number, -math.inf), kernels.last_end_s)
-    last_s, windows = -math.inf, list[Step]()
+    last_s, until_s, windows = -math.inf, -math.inf, list[Step]()
     for number, step in enumerate(profile.steps):
         end_s = max(ends.get(number, step.end_s), last_s)
-        follows = step.start_s - last_s < step.end_s - step.start_s
+        # where one range begins as another ends, the time between their kernels is part of a step
+        follows = step.start_s <= until_s or step.start_s - last_s < step.end_s - step.start_s
+        until_s = step.end_s
         begin_s = last_s if follows or step.start_s >= end_s else step.start_s
         windows.append(step._replace(start_s=begin_s, end_s=end_s))
         last_s = end_s
@@ -404,6 +408,9 @@ def _warm(trace: Trace, window: Step) -> tuple[Step, bool]:
     if very_long.any() and not leaves_most(float(kernels.launch_end_s[very_long].max())):
         lost_s = math.fsum(long_calls(trace, start_s, end_s).values())
         return window._replace(start_s=start_s, end_s=end_s), lost_s > COLD * (end_s - start_s)
+    made = compiling(trace, start_s, end_s)
+    if math.fsum(end - start for start, end in made) > COLD * (end_s - start_s) and not leaves_most(made[-1][1]):
+        return window._replace(start_s=start_s, end_s=end_s), True
     loaded = next(filter(leaves_most, np.sort(kernels.launch_end_s[long])[::-1].tolist()), None)
     if loaded is None:
         return window._replace(start_s=start_s, end_s=end_s), False
@@ -416,9 +423,23 @@ def _first_uses(trace: Trace, from_s: float, to_s: float) -> dict[str, float]:
     own = trace.calls.where(_is_of_host)
     long = (own.start_s >= from_s) & (own.start_s < to_s) & (own.end_s - own.start_s > FIRST_CALL_S)
     until_s = float(own.end_s[long].max(initial=from_s))
-    if silent_s := math.fsum(end - start for start, end in silences(trace, from_s, until_s)):
+    made_s = math.fsum(end - start for start, end in compiling(trace, from_s, to_s))
+    before_s = math.fsum(end - start for start, end in compiling(trace, from_s, until_s))
+    if (silent_s := math.fsum(end - start for start, end in silences(trace, from_s, until_s)) - before_s) > SILENT_S:
         calls[NO_CALLS] = silent_s
+    if made_s:
+        calls[COMPILING] = made_s
     return dict(sorted(calls.items(), key=lambda item: -item[1]))
+
+
+def compiling(trace: Trace, from_s: float, to_s: float) -> list[tuple[float, float]]:
+    """Return the stretches without a CUDA call before a call that links or loads a module: it was compiled in them."""
+    loads = trace.calls.where(LINKS.search)
+    stretches = silences(trace, from_s, to_s)
+    following = np.append(np.sort(loads.start_s), np.inf)[
+        np.searchsorted(np.sort(loads.start_s), [b for _, b in stretches])
+    ]
+    return [one for one, load_s in zip(stretches, following.tolist(), strict=True) if load_s - one[1] < SILENT_S]
 
 
 def long_calls(trace: Trace, from_s: float, to_s: float, least_s: float = LONG_CALL_S) -> dict[str, float]:

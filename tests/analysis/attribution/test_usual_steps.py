@@ -111,6 +111,27 @@ def test_step_lasts_from_the_kernels_of_the_one_before_to_its_own() -> None:
     ]  # fmt: skip
 
 
+def test_pause_inside_a_repetition_belongs_to_a_step() -> None:
+    """Each repetition begins where the one before ends, so there is no time between them."""
+    made, begins = Made(), (0.0, 4.0, 6.0, 13.0, 16.0)
+    for number, (begin, end) in enumerate(pairwise(begins)):
+        made.kernel(PRODUCT, begin, begin + 0.5)
+        made.range(f"ProfilerStep#{number}", begin, end)
+    windows = paced(made.profile())
+    assert [(window.start_s, window.end_s) for window in windows[1:]] == [(0.5, 4.5), (4.5, 6.5), (6.5, 13.5)]
+
+
+@pytest.mark.parametrize(("call", "is_cold"), [("cuLinkCreate_v2", True), ("cudaMemcpyAsync", False)])
+def test_silence_before_a_module_is_linked_is_compilation(call: str, is_cold: bool) -> None:
+    made = Made()
+    for number in range(4):
+        made.call(call, 2.0 * number + 1.0, 2.0 * number + 1.0001)
+        made.kernel(f"k{number}", 2.0 * number + 1.0005, 2.0 * number + 1.5)
+    usual = usual_steps(made.profile(profiler="nsys"))
+    assert usual.is_cold == is_cold
+    assert any("such as compilation" in words for words in usual.start_up) == is_cold
+
+
 @pytest.mark.parametrize(
     ("numbers", "count", "name", "expected"),
     [
