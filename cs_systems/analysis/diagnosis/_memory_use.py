@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 EACH_BLOCK = "every:1"  # plan of checkpoints
 LOGITS, SCORES, FOREACH = "logits", "attention scores", "foreach temporaries"
 ACTIVATIONS, GRADIENTS, OPTIMIZER_STATE = "activations", "gradients", "optimizer state"
+PARAMETERS = "parameters"
 EARLIER_GRADIENTS, IN_BLOCKS, WEIGHT_COPIES = "earlier gradients", "activations in blocks", "weight copies"
 MODEL_COPIES, UPDATE = "model copies", "update temporaries"
 HISTORY = "call torch.cuda.memory._record_memory_history() before the steps, and _dump_snapshot(FILE) after them"
@@ -55,6 +56,8 @@ class MemoryUse:
         output: an output of the last pass that is alive in the next.
         returned: memory that was returned to the driver and requested again.
         models: further copies of the weights.
+    phases: the phases of a snapshot's events; empty if unknown.
+    earlier_pass_bytes: tensors of a forward pass before the recording that are alive in the recorded one.
     """
 
     peak_bytes: int
@@ -72,6 +75,8 @@ class MemoryUse:
     output: KeptOutput | None = None
     returned: Returned | None = None
     models: ModelCopies | None = None
+    phases: frozenset[str] = frozenset()
+    earlier_pass_bytes: int = 0
 
     def of(self, *categories: str) -> int:
         return sum(self.categories.get(category, 0) for category in categories)
@@ -89,7 +94,7 @@ def memory_of_snapshot(found: Attribution, names: TensorNames) -> MemoryUse:
     from cs_systems.analysis.memory.allocations import BEFORE
     from cs_systems.analysis.memory.counterfactual import peak_without
     from cs_systems.analysis.memory.graphs import kept_output, unused_graphs
-    from cs_systems.analysis.memory.groups import groups
+    from cs_systems.analysis.memory.groups import earlier_pass, groups
     from cs_systems.analysis.memory.leaks import leak
     from cs_systems.analysis.memory.model_copies import model_copies
     from cs_systems.analysis.memory.out_of_memory import between_blocks, returned
@@ -117,6 +122,8 @@ def memory_of_snapshot(found: Attribution, names: TensorNames) -> MemoryUse:
         None if graphs or leaked else kept_output(found),
         returned(found),
         model_copies(found),
+        frozenset(place.phase for place in found.places if place.phase),
+        sum(one.allocation.bytes for one in earlier_pass(found)),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis.fragmentation import SMALL_BYTES
+from cs_systems.config import Phase
 from cs_systems.core.units import human
 
 NOTABLE = 0.3  # share of the reserved memory; requests of changing sizes leave some segments unused
@@ -24,7 +25,18 @@ def find(evidence: Evidence) -> Diagnosis | None:
         return None
     size, reserved = human(cached, "bytes"), human(memory.reserved_bytes, "bytes")
     cause = f"{size} of {reserved} reserved stay cached without any use, even at the peak"
-    return Diagnosis(cause, REMEDY, memory.reserved_bytes, memory.reserved_bytes - cached, "bytes", memory.rows)
+    # forward and backward of the same step, which the history lacks, may need this memory
+    lacks_pass = bool(memory.phases) and not memory.phases & {Phase.FORWARD, Phase.BACKWARD}
+    return Diagnosis(
+        cause,
+        REMEDY,
+        memory.reserved_bytes,
+        memory.reserved_bytes - cached,
+        "bytes",
+        memory.rows,
+        comes_last=lacks_pass,
+        is_outside=lacks_pass,
+    )
 
 
 RULE = Rule(find)

@@ -6,9 +6,12 @@ from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis._forms import expected
 from cs_systems.analysis.diagnosis._memory_use import ACTIVATIONS, EACH_BLOCK, IN_BLOCKS, SCORES
+from cs_systems.config import Phase
 
 DOMINANT = 0.4  # share of the peak; below it another category is as large
 REMEDY = f"checkpoint each block (torch.utils.checkpoint; --checkpoint {EACH_BLOCK}), which backward computes again"
+
+NO_GRAPH = "or, if no backward follows, run forward under torch.no_grad()"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
@@ -25,7 +28,9 @@ def find(evidence: Evidence) -> Diagnosis | None:
     at_best = memory.at_best(IN_BLOCKS) if memory.without else memory.peak_bytes - kept
     cause = f"activations take {kept / memory.peak_bytes:.0%} of the memory at the peak"
     then = expected(memory, checkpoint=EACH_BLOCK)
-    return Diagnosis(cause, REMEDY, memory.peak_bytes, at_best, "bytes", memory.rows, expected=then)
+    is_forward_alone = memory.phases and Phase.BACKWARD not in memory.phases
+    remedy = f"{REMEDY}; {NO_GRAPH}" if is_forward_alone else REMEDY
+    return Diagnosis(cause, remedy, memory.peak_bytes, at_best, "bytes", memory.rows, expected=then)
 
 
 RULE = Rule(find)

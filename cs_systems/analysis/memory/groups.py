@@ -27,6 +27,7 @@ LOGITS, FOREACH, EARLIER_GRADIENTS = "logits", "foreach temporaries", "earlier g
 IN_BLOCKS, SCORES, WEIGHT_COPIES = "activations in blocks", "attention scores", "weight copies"
 MODEL_COPIES, UPDATE = "model copies", "update temporaries"
 LARGE_BYTES = 1 << 16  # a smaller weight is a vector, which autocast does not copy
+LEAST_SIZES = 5  # sizes of tensors of a pass; fewer may be equal by chance
 PASS = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
 _OF_FOREACH = ("_multi_tensor", "_foreach")  # beginnings of torch.optim's functions that update all parameters at once
 
@@ -39,8 +40,8 @@ def groups(found: Attribution, apart: Iterable[Attributed]) -> Mapping[str, Sequ
     own = [one for one in found.allocations if id(one) not in others]
     logits = [*_logits(found, own)]
     of_logits = {*map(id, logits)}
-    # without backward, nothing is kept for it
-    is_trained = any(place.phase == Phase.BACKWARD for place in found.places)
+    # without backward, nothing is kept for it, unless the recording ends before it
+    is_trained = any(place.phase == Phase.BACKWARD for place in found.places) or _ends_with_graph(found, own)
     kept = [one for one in own if is_trained and one.category == ACTIVATIONS and id(one) not in of_logits]
     in_blocks = [one for one in kept if (one.layer or "").startswith("block")]
     scores = _scores(found, in_blocks or kept)
@@ -52,12 +53,42 @@ def groups(found: Attribution, apart: Iterable[Attributed]) -> Mapping[str, Sequ
         MODEL_COPIES: of_models,
         IN_BLOCKS: in_blocks or kept,
         LOGITS: logits,
+        PARAMETERS: [one for one in own if one.category == PARAMETERS],
         GRADIENTS: [one for one in own if one.category == GRADIENTS],
         EARLIER_GRADIENTS: [*_earlier_gradients(found, own)],
         OPTIMIZER_STATE: [one for one in own if one.category == OPTIMIZER_STATE],
         FOREACH: (of_foreach := [*_of_foreach(found, own)]),
         UPDATE: [*_of_update(own, of_foreach)],
     }
+
+
+def _ends_with_graph(found: Attribution, own: Sequence[Attributed]) -> bool:
+    """Return whether the recording ends in a forward pass that keeps tensors of several blocks for backward."""
+    blocks = {one.layer for one in own if one.category == ACTIVATIONS and (one.layer or "").startswith("block")}
+    last = next((place.phase for place in reversed(found.places) if place.phase), None)
+    return last in (Phase.FORWARD, Phase.LOSS) and len(blocks) > 1
+
+
+def earlier_pass(found: Attribution) -> Sequence[Attributed]:
+    """Return the allocations from before the recording that have the number and sizes of its forward pass.
+
+    They are the tensors of a pass before it, which something still holds; empty if the sizes do not tell.
+    """
+    end = len(found.places)
+    made = Counter(
+        one.allocation.requested_bytes
+        for one in found.allocations
+        if one.phase == Phase.FORWARD and one.allocation.end == end and one.allocation.start > BEFORE
+    )
+    before = [one for one in found.allocations if one.category == BEFORE_RECORDING and one.allocation.end == end]
+    if len(made) < LEAST_SIZES or made - Counter(one.allocation.requested_bytes for one in before):
+        return ()
+    twins = list[Attributed]()
+    for one in reversed(before):
+        if made[one.allocation.requested_bytes]:
+            made[one.allocation.requested_bytes] -= 1
+            twins.append(one)
+    return twins
 
 
 def weight_copies(found: Attribution) -> Sequence[Attributed]:

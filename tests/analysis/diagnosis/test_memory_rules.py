@@ -20,6 +20,7 @@ from cs_systems.analysis.diagnosis._memory_use import MemoryUse
 from cs_systems.analysis.memory.allocations import replay
 from cs_systems.analysis.memory.categories import Attribution, attribute
 from cs_systems.analysis.memory.counterfactual import peak_without
+from cs_systems.analysis.memory.groups import earlier_pass
 from cs_systems.analysis.memory.tensor_names import tensor_names
 from cs_systems.cli import main
 from cs_systems.config import ModelConfig, RunConfig
@@ -35,7 +36,8 @@ from tests.analysis.memory.test_history import GIB, Data, event, segment, snapsh
 # Rules whose faults are planted, and left out, in this file.
 TRIED = (
     *("foreach-temporaries", "kept-output", "leak", "out-of-memory", "returned-segments", "unused-graph"),
-    *("model-copies", "update-temporaries", "weight-copies"),
+    *("model-copies", "update-temporaries", "weight-copies", "earlier-pass"),
+    "weights-and-gradients",
 )
 FAULTS = Path(__file__).parents[2] / "data" / "memory_h200"
 PROFILES = Path(__file__).parents[3] / "profiles"
@@ -497,7 +499,7 @@ def test_copies_of_the_weights_do_not_include_the_weights_themselves(write_snaps
         .causes[0]
         .startswith("1 further copy of the weights takes 33% of the peak")
     )
-    assert with_models(write_snapshot, []).causes == []
+    assert [one.code for one in with_models(write_snapshot, []).diagnoses] == ["weights-and-gradients"]
 
 
 def test_moments_of_an_own_optimizer_do_not_count_as_copies_of_weights(write_snapshot: Write) -> None:
@@ -511,3 +513,51 @@ def test_unused_memory_comes_first_before_remedies_with_a_cost_unless_it_is_smal
     categories = {"optimizer state": 40 * GIB, "gradients": size_gib * GIB}
     found = apply_rules(Evidence(memory=MemoryUse(100 * GIB, None, "forward", categories), judged="the peak"))
     assert found.diagnoses[0].code == first
+
+
+def forward(allocator: CachingAllocator) -> None:
+    """Allocate the activations of four blocks, which stay."""
+    for block in range(4):
+        for size in (7, 5, 4, 3, 2):
+            allocator.alloc(size * MIB, (frame("forward", line=size), frame("forward", "block.py", block), *MODULE))
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_tensors_of_a_pass_before_the_recording_are_known_by_their_sizes(write_snapshot: Write, is_alive: bool) -> None:
+    allocator = CachingAllocator()
+    for size in (64, *(7, 5, 4, 3, 2) * (4 if is_alive else 3)):
+        allocator.alloc(size * MIB)
+    allocator.start()
+    forward(allocator)
+    earlier = earlier_pass(written(write_snapshot, allocator))
+    assert sum(one.allocation.requested_bytes for one in earlier) == (84 * MIB if is_alive else 0)
+
+
+def test_earlier_pass_comes_before_the_activations_of_the_recorded_one() -> None:
+    memory = MemoryUse(100, None, "forward", {"activations": 45}, earlier_pass_bytes=45)
+    found = apply_rules(Evidence(memory=memory, judged="the peak")).diagnoses
+    assert [one.code for one in found] == ["earlier-pass", "kept-activations"]
+    assert found[0].cause.startswith("45 B of an earlier forward pass are still allocated, 45% of the peak")
+
+
+def test_cache_is_named_last_where_the_history_is_of_the_optimizer_alone() -> None:
+    memory = MemoryUse(1 << 30, 4 << 30, "optimizer", {}, unusable_bytes=0)
+    for phases, is_last in (({"optimizer"}, True), ({"forward", "optimizer"}, False), (set[str](), False)):
+        found = apply_rules(Evidence(memory=replace(memory, phases=frozenset(phases)), judged="the peak"))
+        assert [(one.code, one.comes_last) for one in found.diagnoses] == [("cached-memory", is_last)]
+        assert bool(found.verdict) == is_last
+
+
+@pytest.mark.parametrize(("gradients", "is_named"), [(30, True), (29, False)])
+def test_weights_and_gradients_are_named_where_they_are_the_peak(gradients: int, is_named: bool) -> None:
+    sizes = {"parameters": 60, "gradients": gradients}
+    memory = MemoryUse(100, None, "backward", sizes, without=lambda category, phases=None: 100)
+    found = apply_rules(Evidence(memory=memory, judged="the peak")).diagnoses
+    assert [one.code for one in found if one.code == "weights-and-gradients"] == ["weights-and-gradients"] * is_named
+
+
+def test_activations_at_the_end_of_a_history_are_kept_although_no_backward_follows() -> None:
+    memory = MemoryUse(100, None, "forward", {"activations": 67}, phases=frozenset({"forward"}))
+    (found,) = apply_rules(Evidence(memory=memory, judged="the peak")).diagnoses
+    assert found.code == "kept-activations"
+    assert found.remedy.endswith("or, if no backward follows, run forward under torch.no_grad()")
