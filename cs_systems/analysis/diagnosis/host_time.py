@@ -38,7 +38,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
     where = ", ".join(f"{row['time_s'] / whole_s:.0%} in {row['host']}" for row in named[:MOST_NAMED])
     evidence_rows: tuple[Row, ...] = tuple(rows)
     remedy = work.remedy if work else REMEDY if named else UNNAMED
-    change = HostScaled(0.0, named[0]["host"]) if named else None
+    is_one = bool(named) and named[0]["time_s"] >= MOSTLY * whole_s  # else the replay of one range tells nothing of all
+    change = HostScaled(0.0, named[0]["host"]) if is_one else None
     return Diagnosis(cause, remedy, step_s, step_s - silent_s, evidence=evidence_rows, where=where, change=change)
 
 

@@ -15,7 +15,7 @@ REMEDY = "train without it, or limit it to a few steps (torch.profiler.schedule)
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the extra time of steps under the program's own tool; if all steps are, the time that the tool can slow."""
     rows = OWN_TOOLS.of(evidence.tables)
-    known = [row for row in rows if row.get("extra_s") is not None]
+    known = [row for row in rows if row.get("extra_s") is not None and row["total_s"]]
     if known:
         row = max(known, key=lambda each: each["extra_s"] or 0.0)
         extra_s = max(0.0, row["extra_s"] or 0.0)

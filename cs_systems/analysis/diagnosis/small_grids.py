@@ -126,4 +126,4 @@ def _moves(evidence: Evidence) -> int:
     return int((idle_during(trace.kernels, start_s, end_s) < end_s - start_s).sum())
 
 
-RULE = Rule(find, shortens_kernels=True, refines=("double-precision",))
+RULE = Rule(find, shortens_kernels=True, refines=("double-precision", "own-products"))

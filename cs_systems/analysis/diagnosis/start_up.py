@@ -9,7 +9,7 @@ from cs_systems.analysis.attribution.gaps import silences
 from cs_systems.analysis.attribution.usual_steps import START_UP, WHOLE_PROCESS, Apart, Usual
 from cs_systems.analysis.comparison.loop_findings import OTHER_PHASES, SLOW_START, SlowStartRow
 from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule
-from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
+from cs_systems.analysis.diagnosis._evidence import FEWEST_KERNELS, MOSTLY, Evidence
 from cs_systems.core.tables import Row
 from cs_systems.core.units import human
 
@@ -25,7 +25,7 @@ SPARE = 5  # steps of a loop between its start-up and its timed steps
 MOST_NAMED = 2
 LEAST = 0.1  # share of the recording; every recording has some start-up
 TRIAL = 0.01  # share of the recording; repeated steps that take less are only a trial
-OUTWEIGHS = 0.9  # share of the recording; a larger start-up comes before the rest of a range after its own start-up
+OUTWEIGHS = 0.9  # share of the recording; a larger start-up comes before a single marked step
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
@@ -109,10 +109,18 @@ def _which(apart: Apart) -> str:
 def _comes_last(usual: Usual, share: float) -> bool:
     """Return whether the recording is about the usual steps, and not about its start-up."""
     if usual.is_named:
-        return not usual.is_rest or share < OUTWEIGHS
+        return share < OUTWEIGHS or not _is_small(usual)
     if usual.profile.trace.profiler not in WHOLE_PROCESS:
         return share < MOSTLY
+    if usual.is_once and share > MOSTLY and usual.profile.time_s < WORTH * usual.step_s:
+        return False  # the rest of the process hardly uses the GPU either
     return _usual_s(usual) >= (WORTH if usual.is_once else TRIAL) * usual.total_s
+
+
+def _is_small(usual: Usual) -> bool:
+    """Return whether the judged work is one step alone: after a slow one, the rest of one, or of a few kernels."""
+    kernels = sum(each.calls for each in usual.profile.by_step.values())
+    return len(usual.profile.steps) == 1 and (bool(usual.apart) or usual.is_rest or kernels < FEWEST_KERNELS)
 
 
 def _usual_s(usual: Usual) -> float:

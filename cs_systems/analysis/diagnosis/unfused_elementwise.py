@@ -11,6 +11,7 @@ from cs_systems.config import Phase
 from cs_systems.core.statistics import ROUNDING_S
 
 FAMILIES = ("elementwise", "copy", "norm")  # bound by memory, and fused into their neighbours
+ALONE = 0.95  # share of the kernels' time
 REMEDY = "compile (torch.compile; --compile), which fuses them"
 
 
@@ -23,6 +24,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if step_s is None or evidence.has_compiled_kernels:
         return None
     rows = evidence.rows_of(*FAMILIES, without=(Phase.OPTIMIZER,)) if evidence.mostly_torch(FAMILIES) else []
+    if _are_one(evidence):
+        return None
     named = [row for row in (*over_scores(evidence), *casts(evidence)) if row["family"] in FAMILIES] if rows else []
     lost_s = sum(row["time_s"] for row in rows) - sum(row["time_s"] for row in named)
     if lost_s <= ROUNDING_S:
@@ -34,6 +37,13 @@ def find(evidence: Evidence) -> Diagnosis | None:
     at_best = max(0.0, (step_s if evidence.busy_s is None else evidence.busy_s) - lost_s)
     at_best = at_best if at_best > ROUNDING_S else 0.0
     return Diagnosis(cause, REMEDY, step_s, at_best, evidence=tuple(rows), takes=lost_s, options=COMPILED)
+
+
+def _are_one(evidence: Evidence) -> bool:
+    """Return whether one elementwise kernel is nearly all that runs, so that there is nothing to fuse it with."""
+    times = [(row["time_s"], row["family"]) for row in evidence.kernels()]
+    longest_s, of_family = max(times, default=(0.0, ""))
+    return of_family in FAMILIES and longest_s >= ALONE * sum(time_s for time_s, _ in times) > 0
 
 
 RULE = Rule(find, shortens_kernels=True)

@@ -179,6 +179,40 @@ def test_host_that_reads_managed_memory_page_by_page_is_named(tmp_path: Path, co
     assert not named or "the host reads managed memory back page by page, after the last kernel (1,000 moves" in named
 
 
+@pytest.mark.parametrize("count", [50, 1000])
+def test_slow_steps_in_which_pages_of_managed_memory_move_are_named_first(tmp_path: Path, count: int) -> None:
+    program = Program()
+    for step in range(6):
+        program.launch(1 * MS, "first_of_step")
+        for _ in range(10):
+            program.launch((400 if step < 2 else 10) * MS, SGEMM)
+            program.launch(1 * MS)
+    program.wait()
+    trace = trace_of(program, tmp_path)
+    start_s = float(trace.kernels.start_s[0])
+    found = told(replace(trace, copies=Copies.of(moves("HtoD", count, start_s, start_s + 8.0))))
+    named = [one.cause for one in found.diagnoses if one.code == "managed-memory"]
+    assert bool(named) == (count == 1000)
+    assert not named or found.causes[0].startswith(named[0])
+    assert not named or "extra time of 2 steps in which pages of managed memory move (62.5 MiB)" in named[0]
+
+
+@pytest.mark.parametrize(("lasts_ms", "is_first"), [(100.0, True), (900.0, False)])
+def test_start_up_that_outweighs_a_single_marked_range_comes_first(
+    tmp_path: Path, lasts_ms: float, is_first: bool
+) -> None:
+    program = Program()
+    program.event("cuda_runtime", "cudaMalloc", program.now, 2 * SECOND)
+    program.now += 2 * SECOND
+    begin = program.now
+    for _ in range(10):
+        program.launch(lasts_ms / 10 * MS, SGEMM)
+    program.wait()
+    program.event("user_annotation", "Kernel Execution", begin, program.now - begin)
+    first = told(replace(trace_of(program, tmp_path), profiler="nsys")).causes[0]
+    assert ("is start-up" in first) == is_first
+
+
 def test_filling_managed_memory_does_not_count_as_start_up(tmp_path: Path) -> None:
     program = Program()
     program.event("cuda_runtime", "cudaMallocManaged", program.now, 200 * MS)

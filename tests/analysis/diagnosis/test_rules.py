@@ -128,6 +128,7 @@ def cold_recording() -> Usual:
     return Usual(empty, STEP_S, "steps 1–14 of 15", apart, 2.3, start_up=causes, start_up_s=0.7)
 
 
+OWN = "void conv1d_kernel(float *, int)"
 FP32_GEMM = [{"kernel": "cutlass_80_simt_sgemm_128x64_8x5_nt_align1", "family": "matmul", "time_s": 0.08}]
 FOREACH = [
     {"kernel": "multi_tensor_apply_kernel<TensorListMetadata<4>>", "family": "optimizer", "time_s": 0.03},
@@ -189,6 +190,19 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         with_tables(gaps=[{"device": 0, "cause": "device latency", "time_s": 0.03, "longest_s": 0.02}]),
         0.07,
         "30% of the step the GPU is idle although the next kernel is launched: find what the kernel after the gap",
+    ),
+    "late-kernels, between short ones": (
+        with_tables(
+            gaps=[{"device": 0, "cause": "device latency", "time_s": 0.03, "longest_s": 0.02, "gaps_per_step": 15000}]
+        ),
+        0.07,
+        "30% of the step is the usual time between two kernels, 2.00 µs each: launch fewer and larger kernels",
+    ),
+    "own-products": (
+        with_tables(kernels=[{"kernel": OWN, "family": "other", "time_s": 0.08, "mean_s": 0.04}], phases=[]),
+        None,
+        "80% of the step is a matrix product or convolution of the program's own in fp32 (conv1d_kernel, 40.0 ms "
+        "each): call the product of a library (cuBLAS, cuDNN, CUTLASS)",
     ),
     "host-synchronisation": (
         gap("synchronisation"), 0.07, "30% of the step the GPU is idle because the host synchronises with it"

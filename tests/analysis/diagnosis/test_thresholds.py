@@ -190,6 +190,13 @@ SILENT: dict[str, tuple[Evidence, ...]] = {
     "small_grids": (with_tables(), timed(), with_tables(kernels=[GRID | {"grid": "3×3×1"}])),
     "own_python": (timed(LOOP, Measurement("monotonic", (Sample(0, False, 1.0, {"other": 0.0}, {"other": 0.0}),), 0.0),
                          tables={"own_python": [own("f", 8, 0.5)]}), timed()),
+    "own_products": (
+        timed(),
+        *(
+            with_tables(kernels=[{"kernel": name, "family": "matmul", "time_s": 0.08, "mean_s": 0.04}])
+            for name in ("volta_sgemm_128x64_nn", "matmul_wmma(float *)", "at::native::conv2d(float *)", "add(float *)")
+        ),
+    ),
     "start_up": (with_tables(), timed(), replace(with_tables(), usual=replace(cold_recording(), start_up_s=0.0))),
     "launch_bound": (Evidence({"overlap": [{"step_s": 1.0}]}), timed()),  # type: ignore[dict-item, list-item, typeddict-item]
     "below_ceiling": (

@@ -46,6 +46,11 @@ def test_elementwise_kernels_over_the_scores_belong_to_attention_alone(
     assert codes(attention)[1:] == others
 
 
+def test_one_elementwise_kernel_alone_has_nothing_to_be_fused_with(tmp_path: Path) -> None:
+    assert codes(found(tmp_path, (ELEMENTWISE, 900.0))) == []
+    assert codes(found(tmp_path, (ELEMENTWISE, 900.0), (PRODUCT, 100.0))) == ["unfused-elementwise"]
+
+
 def test_softmax_of_a_loss_between_two_products_is_not_attention(tmp_path: Path) -> None:
     loss = found(tmp_path, (PRODUCT, 1000.0), (LOG_SOFTMAX, 1000.0), ("nll_loss_forward_reduce", 9.0), (PRODUCT, 900.0))
     assert codes(loss) == []
