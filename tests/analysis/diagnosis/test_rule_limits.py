@@ -514,15 +514,16 @@ def test_step_that_is_slow_once_comes_last() -> None:
 @pytest.mark.parametrize(
     ("share", "known", "comes_last"),
     [
-        (0.95, {}, True),
+        (0.9, {}, False),  # the step has no kernel
+        (0.89, {}, True),
         (0.9, {"is_rest": True}, False),
         (0.89, {"is_rest": True}, True),
         (0.5, {"is_named": False, "profiler": "kineto"}, False),
         (0.49, {"is_named": False, "profiler": "kineto"}, True),
         (0.9, {"is_named": False, "step_s": 1.0}, True),
         (0.9, {"is_named": False, "step_s": 0.99}, False),
-        (0.9, {"is_named": False, "step_s": 5.0, "is_once": True}, True),
-        (0.9, {"is_named": False, "step_s": 4.9, "is_once": True}, False),
+        (0.5, {"is_named": False, "step_s": 5.0, "is_once": True}, True),
+        (0.5, {"is_named": False, "step_s": 4.9, "is_once": True}, False),
     ],
 )
 def test_start_up_comes_last_unless_it_outweighs_the_usual_work(
