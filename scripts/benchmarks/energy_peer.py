@@ -1,8 +1,8 @@
 """Energy of the same training steps by this package and by Zeus, and whether they agree within 1%.
 
 Method: a loop of matrix products of a Transformer's size trains under a `Recorder`, which measures its timed steps.
-Zeus' monitor has a window around the same steps, and so has the package's own meter; the device has finished all work
-where the windows begin and end. Both read NVML's counter of the board, which moves every 20 to 100 ms.
+Zeus' monitor has a window around the same steps but the last, and so has the package's own meter; the device has
+finished all work where the windows begin and end. Both read the counter of NVML, which moves every 20 to 100 ms.
 Output: the joules per step and the mean power by each, and the largest difference, as a markdown table.
 Needs a GPU and Zeus: `pip install zeus` (it is no dependency).
 
@@ -46,10 +46,14 @@ def run(steps: int) -> list[tuple[str, float, float, float]]:
     meter = Meter(Device(torch.device("cuda", torch.cuda.current_device())))
     with tempfile.TemporaryDirectory() as folder:
         recorder = Recorder(
-            net, optimizer, out=folder, name="energy", warmup=WARMUP, steps=steps, profile="none", stacks=False
+            net, optimizer, out=folder, name="energy", warmup=WARMUP, steps=steps + 1, profile="none", stacks=False
         )
         with recorder:
-            for number in range(WARMUP + steps):
+            for number in range(WARMUP + steps + 1):
+                if number == WARMUP + steps:  # before the last step, after which the Recorder writes its record
+                    torch.cuda.synchronize()
+                    (own,) = meter.end(steps)
+                    theirs = monitor.end_window("steps")
                 if number == WARMUP:
                     torch.cuda.synchronize()
                     monitor.begin_window("steps")
@@ -58,9 +62,6 @@ def run(steps: int) -> list[tuple[str, float, float, float]]:
                     optimizer.zero_grad()
                     net(batch).float().square().mean().backward()
                     optimizer.step()
-            torch.cuda.synchronize()
-            (own,) = meter.end(steps)
-            theirs = monitor.end_window("steps")
         (record,) = recorder.records
     (of_loop,) = ENERGY.of(record.results)
     rows = [("Zeus", theirs.time, theirs.total_energy / steps, theirs.total_energy / theirs.time)]

@@ -326,6 +326,12 @@ def _advise(folder: Path) -> str:
     return f"On one NVIDIA H200, in five minutes: {text.partition('`. ')[2]}"
 
 
+def _energy_peer(folder: Path) -> str:
+    lines = (folder / "table.md").read_text().splitlines()
+    text = next(line for line in lines if line.startswith("The package's meter"))
+    return f"On one NVIDIA H200, t{text.partition('. ')[0][1:]}."
+
+
 def _ab_rates(folder: Path) -> str:
     same, slower = table(folder / "h200/table.md")
     return (
@@ -482,6 +488,7 @@ BENCHMARKS = {
     "advise": Benchmark(
         "Does advise make a plain step 10 times as fast by itself, and do its expectations hold?", _advise, "table.md"
     ),
+    "energy_peer": Benchmark("Do the joules of a step agree with Zeus?", _energy_peer, "table.md"),
     "ab_rates": Benchmark(
         "How often does `ab` call equal programs different, or miss a planted slowdown?", _ab_rates, "h200/table.md"
     ),

@@ -22,8 +22,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
     chosen = [row for row in INNER_LINES.of(evidence.tables) if not row["is_plain"] and _WORK.search(row["source"])]
     ratio = broadcast["elements"] / max(1, broadcast["from_elements"])
     what = (
-        f"makes a tensor of {broadcast['shape']} in forward, with {ratio:,.0f} times the elements that it comes from, "
-        "and sums it up again"
+        f"goes into a tensor of {broadcast['shape']} in forward, with {ratio:,.0f} times the elements that it is made "
+        "from, and into sums over it"
     )
     return of_lines(chosen, evidence, what, REMEDY)
 

@@ -43,6 +43,7 @@ _LIBRARIES = tuple(
 )
 _MODULE_CALL = torch.nn.modules.module.__file__
 _CALLEE = re.compile(r"(?:await\s+)?([A-Za-z_][\w.]*(?:\([^()]*\)\.[\w.]+)*)\s*\(")
+_HOLD_LOCALS = {"locals", "vars", "dir", "eval", "exec"}  # functions that use the dictionary of a frame's variables
 _METHOD = re.compile(r"([A-Za-z_]\w*)\([^()]*\)$")
 _LONGEST_CALLEE = 40
 # calls in loops that wait for a point in time: the loop itself is the cause
@@ -248,8 +249,8 @@ def holds_no_tensor(frame: FrameType | None, code: CodeType) -> bool:
     """Return whether no variable of the innermost call of a function holds a tensor, also inside a list or tuple."""
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back
-    if frame is None or not code.co_flags & inspect.CO_OPTIMIZED:
-        return False  # the body of a script
+    if frame is None or not code.co_flags & inspect.CO_OPTIMIZED or not _HOLD_LOCALS.isdisjoint(code.co_names):
+        return False  # the body of a script, or a function that may keep the dictionary which is emptied below
     names = frame.f_locals
     tensor = any(isinstance(each, torch.Tensor) for value in names.values() for each in _value_and_first(value))
     if isinstance(names, dict):

@@ -181,9 +181,9 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
     "broadcast-sums": (
         loop({"inner_lines": [inner("distances", 8, 0.02, source="d = a[:, None] - b")], "broadcasts": [BROADCAST]}),
         0.08,
-        "20% of the step makes a tensor of 192 × 192 × 128 in forward, with 96 times the elements that it comes from, "
-        "and sums it up again: distances() at train.py:8 (20%): write it as a matrix product: torch.cdist or |a|² + "
-        "|b|² - 2 a·b for distances, einsum for sums of products; not below 80 ms, now 100 ms",
+        "20% of the step goes into a tensor of 192 × 192 × 128 in forward, with 96 times the elements that it is made "
+        "from, and into sums over it: distances() at train.py:8 (20%): write it as a matrix product: torch.cdist or "
+        "|a|² + |b|² - 2 a·b for distances, einsum for sums of products; not below 80 ms, now 100 ms",
     ),
     "too-many-threads": (
         loop({"threads": [{"threads": 8, "cores": 2, "time_s": 0.004, "of_cores_s": 0.001}]}),

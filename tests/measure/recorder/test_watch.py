@@ -123,6 +123,14 @@ def test_longer_inputs_explain_slower_steps_unless_they_are_all_batches_so_far()
     assert not follows_inputs([(n, 64) for n in steps])
 
 
+def test_dictionary_of_variables_that_a_function_keeps_is_left_alone() -> None:
+    def keeps(rate: float) -> tuple[bool, dict[str, object]]:
+        known = locals()
+        return holds_no_tensor(sys._getframe(), sys._getframe().f_code), known
+
+    assert keeps(0.1) == (False, {"rate": 0.1})
+
+
 def test_function_holds_no_tensor_unless_a_variable_does() -> None:
     def plain(count: int) -> bool:
         rows = [[number] for number in range(count)]
