@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from cs_systems.analysis.diagnosis import find_all
+from cs_systems.analysis.diagnosis import WORTH, find_all
 from cs_systems.analysis.diagnosis._evidence import of_records
 from cs_systems.analysis.replay import replayed
 from cs_systems.analysis.replay.clean import Clean
@@ -30,5 +30,5 @@ def what_ifs(record: RunRecord, seen: Profile) -> list[WhatIfRow]:
         return []
     known = Cleanly(replay, clean)
     found, _ = find_all(replace(of_records([record]), known_replay=known))
-    rows = together(known, dict.fromkeys(one.change for one in found if one.change is not None))
+    rows = together(known, dict.fromkeys(one.change for one in found if one.change is not None), WORTH)
     return [row for row in rows if row["saved_share"] is not None]

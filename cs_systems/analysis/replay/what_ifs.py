@@ -177,14 +177,14 @@ class Recalled:
         return Expected(row["expected_s"], row["low_s"], row["high_s"], now_s)
 
 
-def together(replay: Answering, changes: Iterable[Change]) -> list[WhatIfRow]:
-    """Return a row for each change, and for all combinations of those that can be told.
+def together(replay: Answering, changes: Iterable[Change], worth: float = 0.0) -> list[WhatIfRow]:
+    """Return a row for each change, and for all combinations of those that save this share of the step or more.
 
     Free launches come last, since they leave no host time to a change of it.
     """
     ordered = sorted(changes, key=lambda change: isinstance(change, LaunchesFree))
     alone = {change: replay.what_if(change) for change in ordered}
-    told = [change for change, answer in alone.items() if isinstance(answer, Expected)]
+    told = [change for change, answer in alone.items() if isinstance(answer, Expected) and answer.share >= worth]
     sets = [chosen for size in range(2, len(told) + 1) for chosen in combinations(told, size)]
     answers = {(change,): answer for change, answer in alone.items()} | {each: replay.what_if(*each) for each in sets}
     return [
