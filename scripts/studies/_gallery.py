@@ -30,6 +30,13 @@ OTHERS: dict[str, tuple[str, str, Callable[[RunRecord], bool]]] = {
     "attention_h200/lengths/d128_causal.svg": ("attention_h200/lengths", "rate", lambda record: _d_head(record) == 128),
     "attention_h200/lengths/d64_causal.svg": ("attention_h200/lengths", "rate", lambda record: _d_head(record) == 64),
     "comm/figure.svg": ("comm", "collectives", lambda record: True),
+    "course/distributed_communication_single_node/figure.svg": (
+        "course/distributed_communication_single_node",
+        "collectives",
+        lambda record: True,
+    ),
+    "course/parallel_own/streams.svg": ("course/parallel_own", "streams", lambda record: "streams" in record.results),
+    "course/parallel_xl/streams.svg": ("course/parallel_xl", "streams", lambda record: "streams" in record.results),
     "precision/training.svg": ("precision", "curves", lambda record: record.config["workload"] == "training_curve"),
 }
 

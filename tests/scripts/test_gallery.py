@@ -11,7 +11,10 @@ from tests.scripts.conftest import ROOT
 
 PROFILES = ROOT / "profiles"
 # Drawn by their own commands.
-OF_BENCHMARKS = ("training_step/figure.svg", "training_step/gains.svg", "training_step/curves_h200/curves.svg")
+OF_BENCHMARKS = (
+    *("training_step/figure.svg", "training_step/gains.svg", "training_step/curves_h200/curves.svg"),
+    "advise/figure.svg",
+)
 SHOWN = (  # one of each kind, and those that a study draws by itself
     *("step_time/figure.svg", "attention_sequence_length/figure.svg", "attention_out_of_memory/figure.svg"),
     *("attention_h200/lengths/d128_causal.svg", "all_reduce/figure.svg", "comm/figure.svg", "warmup_steps/figure.svg"),

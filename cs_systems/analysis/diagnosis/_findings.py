@@ -193,10 +193,11 @@ class Unknown:
 class Rule:
     """Rule for one cause of lost time or memory: a function that finds it in the evidence, or returns None.
 
-    shortens_kernels: its remedy only shortens kernels, so it gains nothing while the host limits the step. judges_loop:
-    its causes are about a whole loop, not about a usual step. refines: the codes of more general rules: this rule comes
-    before them if it explains half of their time or memory. precedes: the codes of rules with remedies that cost time
-    or precision; this rule's costs nothing, so it comes before them unless its share is small.
+    shortens_kernels: its remedy only shortens kernels, so it gains nothing while the host limits the step.
+    judges_loop: its causes are about a whole loop, not about a usual step. refines: the codes of more general
+    rules: this rule comes before them if it explains half of their time or memory. precedes: the codes of rules
+    that it comes before unless its share is small: their remedies cost time or precision and its own does not, or
+    they are about time and it is about a wrong training.
     """
 
     find: Callable[[Evidence], Diagnosis | Unknown | None]

@@ -28,4 +28,4 @@ def find(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(cause, REMEDY, 1.0, takes=1.0, evidence=(row,))
 
 
-RULE = Rule(find, judges_loop=True)
+RULE = Rule(find, judges_loop=True, precedes=("start-up",))

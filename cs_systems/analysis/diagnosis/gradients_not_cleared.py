@@ -29,4 +29,4 @@ def find(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(cause, REMEDY, 1.0, takes=1.0, evidence=tuple(rows))
 
 
-RULE = Rule(find, judges_loop=True, refines=("divergence", "no-training"))
+RULE = Rule(find, judges_loop=True, refines=("divergence", "no-training"), precedes=("start-up",))

@@ -67,4 +67,4 @@ def _of_rate(row: UpdatesRow) -> tuple[str, str]:
     return ("" if rate is None else f", at a learning rate of {rate:.3g}"), UNKNOWN
 
 
-RULE = Rule(find, judges_loop=True, refines=("unused-gradients", "unused-passes"))
+RULE = Rule(find, judges_loop=True, refines=("unused-gradients", "unused-passes"), precedes=("start-up",))

@@ -26,4 +26,4 @@ def find(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(cause, REMEDY, 1.0, takes=row["unused"] / row["passes"], evidence=(row,))
 
 
-RULE = Rule(find, judges_loop=True)
+RULE = Rule(find, judges_loop=True, precedes=("start-up",))

@@ -745,3 +745,8 @@ def test_single_slow_step_of_unknown_cause_is_not_named() -> None:
     assert [one.code for one in apply_rules(loop({"slow_steps": [row]})).diagnoses] == ["periodic-steps"]
     unknown = row | {"function": None, "place": None, "calls": None}
     assert apply_rules(loop({"slow_steps": [unknown]})).diagnoses == ()
+
+
+def test_wrong_training_comes_before_a_slow_start() -> None:
+    tables = {"slow_start": [STARTED], "updates": [updates(again=0, cleared=0, changed=0)]}
+    assert [one.code for one in apply_rules(loop(tables)).diagnoses] == ["no-update", "start-up"]
