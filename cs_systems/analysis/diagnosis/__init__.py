@@ -86,7 +86,7 @@ def find_all(evidence: Evidence) -> tuple[list[Diagnosis], list[str]]:
                     subject=subject,
                     code=code,
                     refines=one.refines or rule.refines,
-                    precedes=rule.precedes,
+                    precedes=one.precedes or rule.precedes,
                 )
                 found.append(replace(known, weight=1.0 if rule.judges_loop else evidence.usual_share))
             case Unknown(text):

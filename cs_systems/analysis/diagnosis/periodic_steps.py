@@ -6,7 +6,7 @@ from cs_systems.analysis.attribution.host_work import host_work
 from cs_systems.analysis.attribution.slow_steps import beyond
 from cs_systems.analysis.attribution.usual_steps import START_UP, Usual
 from cs_systems.analysis.comparison.loop_findings import COLLECTIONS, SLOW_STEPS, SlowStepsRow
-from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis.garbage_collection import FEWEST
 from cs_systems.analysis.diagnosis.own_python import called_at
@@ -42,6 +42,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
         return _of_trace(evidence.usual) if evidence.usual else None
     if not (most := max(rows, key=lambda row: row["extra_s"]))["total_s"]:
         return None
+    if most.get("waits_for_batch") and evidence.step_s and evidence.input_s >= WORTH * evidence.step_s:
+        return None  # the rule of the input reports it
     total_s, extra_s = most["total_s"], most["extra_s"]
     collected = COLLECTIONS.first(evidence.tables)
     if collected is not None and collected["in_steps"] >= FEWEST and collected["time_s"] > extra_s / 2:
@@ -71,6 +73,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
         evidence=tuple(rows),
         comes_last=is_once,
         is_outside=is_once,
+        precedes=("start-up",),  # which a longer loop does not repeat
     )
 
 

@@ -209,6 +209,8 @@ def slow_steps(
     chosen = [s for s in chosen if s.step in whole]
     chosen = without_usual(chosen, len(whole), usual)
     line, share = common_line(chosen)
+    phased = [s for s in chosen if s.phase is not None]
+    input_s = sum(s.time_s for s in phased if s.phase.phase() == INPUT)
     return {
         "every": kind.every,
         "steps": len(kind.positions),
@@ -221,6 +223,7 @@ def slow_steps(
         "calls": None if line is None else callee_of(line),
         "place_share": share,
         "without_gradients": known_s > 0 and forward_s > MOSTLY * known_s,
+        "waits_for_batch": 2 * input_s > sum(s.time_s for s in phased),
         "sampled": len(whole),
     }
 

@@ -750,3 +750,16 @@ def test_single_slow_step_of_unknown_cause_is_not_named() -> None:
 def test_wrong_training_comes_before_a_slow_start() -> None:
     tables = {"slow_start": [STARTED], "updates": [updates(again=0, cleared=0, changed=0)]}
     assert [one.code for one in apply_rules(loop(tables)).diagnoses] == ["no-update", "start-up"]
+
+
+def test_slow_steps_that_come_again_precede_a_slow_start() -> None:
+    tables = {"slow_start": [STARTED], "slow_steps": [slow()]}
+    assert [one.code for one in apply_rules(loop(tables)).diagnoses] == ["periodic-steps", "start-up"]
+
+
+def test_slow_steps_that_wait_for_a_batch_are_the_inputs() -> None:
+    waiting = {"slow_steps": [slow(every=2, waits_for_batch=True)]}
+    sample = Sample(0, False, STEP_S, PHASES | {"input": 0.03}, PHASES)
+    with_input = replace(loop(waiting), measurement=Measurement("monotonic", (sample,) * 10, 0.0))
+    assert [one.code for one in apply_rules(with_input).diagnoses] == ["data-input"]
+    assert [one.code for one in apply_rules(loop(waiting)).diagnoses] == ["periodic-steps"]
