@@ -79,7 +79,7 @@ def check(
     cells run on another machine), and invalid options of the sweep itself. Cells are checked only once.
     """
     if not is_whole(repeats) or repeats < 1:
-        raise ConfigError(f"repeats is {shown(repeats)}; it must be at least 1", "repeats")
+        raise ConfigError(f"repeats is {shown(repeats)}; it must be a whole number of at least 1", "repeats")
     if timeout_s is not None and not is_number(timeout_s):
         raise ConfigError(f"timeout_s is {shown(timeout_s)}; it must be a number of seconds", "timeout_s")
     if timeout_s is not None and not 0 < timeout_s <= _YEAR_S:
