@@ -27,21 +27,17 @@ NAMED = {"step_s", "in_trace_s", "waiting_s", "exposed_s", "sent_bytes", "compon
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Any:
-    """Return the printed tables, the records and the folder of one run."""
-    folder = tmp_path_factory.mktemp("parallel")
-    assert (
-        main(
-            [
-                *LINE.split(),
-                "--out",
-                str(folder),
-                "--output",
-                str(folder / "tables.txt"),
-            ]
-        )
-        == 0
-    )
-    return (folder / "tables.txt").read_text(), read_records(folder)[0], folder
+    """Return the printed tables, the records and the folder of one run.
+
+    A baseline that other programs disturbed hides what these tests read, and is measured again.
+    """
+    for _ in range(3):
+        folder = tmp_path_factory.mktemp("parallel")
+        assert main([*LINE.split(), "--out", str(folder), "--output", str(folder / "tables.txt")]) == 0
+        text = (folder / "tables.txt").read_text()
+        if "efficiency over 105%" not in text:
+            break
+    return text, read_records(folder)[0], folder
 
 
 FOREIGN = """
