@@ -33,8 +33,7 @@ def graph_size(roots: Any, models: Iterable[nn.Module]) -> GraphSize | None:
     if any(isinstance(module, nn.RNNBase) for module in modules):
         return None
     inner = max((math.prod(p.shape[1:]) for module in modules for p in module.parameters(recurse=False)), default=1)
-    tensors = [roots] if isinstance(roots, Tensor) else [each for each in roots if isinstance(each, Tensor)]
-    waiting = [each.grad_fn for each in tensors if each.grad_fn is not None]
+    waiting = _first_nodes(roots)
     seen = {*waiting}
     operators, arithmetic_s = 0, 0.0
     while waiting:
@@ -51,15 +50,20 @@ def graph_size(roots: Any, models: Iterable[nn.Module]) -> GraphSize | None:
     return GraphSize(operators, arithmetic_s)
 
 
+def _first_nodes(roots: Any) -> list[Any]:
+    """Return the nodes of the tensors among the roots of a backward pass."""
+    tensors = [roots] if isinstance(roots, Tensor) else [each for each in roots if isinstance(each, Tensor)]
+    return [each.grad_fn for each in tensors if each.grad_fn is not None]
+
+
 def costs_by_owners(roots: Any, owners: Mapping[int, int]) -> dict[frozenset[int], float]:
     """Return the arithmetic of a graph's operators, in seconds at most, by the owners of the leaves below them.
 
     owners: by the identity of a parameter. Operators above no known parameter are left out.
     """
-    tensors = [roots] if isinstance(roots, Tensor) else [each for each in roots if isinstance(each, Tensor)]
     below: dict[Any, frozenset[int]] = {}
     costs: dict[frozenset[int], float] = {}
-    waiting = [(each.grad_fn, False) for each in tensors if each.grad_fn is not None]
+    waiting = [(node, False) for node in _first_nodes(roots)]
     while waiting and len(below) < MOST_NODES:
         node, is_left = waiting.pop()
         if node in below:
@@ -95,8 +99,7 @@ def largest_broadcast(roots: Any) -> tuple[tuple[int, ...], int, int] | None:
     With its shape come the elements of what it is made from, and of what is left of it. Between the two, elementwise
     operators keep its shape.
     """
-    tensors = [roots] if isinstance(roots, Tensor) else [each for each in roots if isinstance(each, Tensor)]
-    waiting: list[tuple[Any, int]] = [(each.grad_fn, 0) for each in tensors if each.grad_fn is not None]
+    waiting: list[tuple[Any, int]] = [(node, 0) for node in _first_nodes(roots)]
     seen, found = set[Any](), None
     while waiting and len(seen) < MOST_NODES:
         node, left = waiting.pop()  # left: the elements of the sum over it; 0 if it is not summed up
