@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from cs_systems.analysis.attribution.step_growth import growing, grows_alike
 from cs_systems.analysis.attribution.usual_steps import START_UP, Usual
 from cs_systems.analysis.comparison.loop_findings import (
+    CALLS,
+    COLLECTOR,
     GROWTH,
     IN_NO_PHASE,
     OTHER,
@@ -68,11 +70,17 @@ def _of_time(row: GrowthRow, step_s: float | None, own: Sequence[OwnPythonRow]) 
 
 
 def _of_other(row: GrowthRow, step_s: float | None, own: Sequence[OwnPythonRow]) -> Diagnosis | None:
-    """Find that the time of the program's own code in a step grows, with the function that has most of it."""
+    """Find that the time of the program's own code in a step grows, with the function that has most of it.
+
+    Time that is mostly the garbage collector's has a rule of its own.
+    """
     grown_s = row["last"] - row["first"]
     if step_s is None or grown_s < NOTABLE * step_s:
         return None
-    most = max((each for each in own if each["phase"] == OTHER), key=lambda each: each["time_s"], default=None)
+    placed = (each for each in own if each["phase"] == OTHER and each["function"] != CALLS)
+    most = max(placed, key=lambda each: each["time_s"], default=None)
+    if most and most["function"] == COLLECTOR:
+        return None
     where = f", most of it in {called_at(most['function'], most['place'], most.get('calls'))}" if most else ""
     cause = (
         f"the step's time outside of the model grows by {human(row['per_step'], 's')} with each step, from "

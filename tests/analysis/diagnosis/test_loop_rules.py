@@ -686,6 +686,14 @@ def test_growing_time_outside_of_the_model_is_named_with_its_function() -> None:
     )
 
 
+@pytest.mark.parametrize("beside", [own("auc", 8, 0.002), own("calls of phases", 8, 0.002)])
+def test_growing_time_of_the_collector_is_left_to_its_own_rule(beside: Row) -> None:
+    row = growing("time in no phase", 0.0155, 0.0969, phase="other")
+    of_collector = own("garbage collector", 8, 0.05) | {"place": ""}
+    found = causes(loop({"growth": [row], "own_python": [of_collector, beside]}, other=0.06))
+    assert not any("grows" in diagnosis.sentence for diagnosis in found)
+
+
 def test_results_that_a_cache_keeps_are_named() -> None:
     row = growing("host memory", 1e9, 2e9, kept="distances", kept_tensors="results of calls", place="train.py:3")
     (found,) = causes(loop({"growth": [row]}))
