@@ -13,7 +13,7 @@ import linecache
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from cs_systems.measure.recorder.stacks import Line
+from cs_systems.measure.recorder.stacks import Line, position_of
 
 # methods that add to a container, besides methods that end with "_"
 FILLS = {"append", "appendleft", "extend", "insert"}
@@ -116,12 +116,9 @@ class _Located(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def _located(line: Line) -> _Located | None:
-    code, at = line
-    tree, positions = _tree(code.co_filename), [*code.co_positions()]
-    if tree is None or not 0 <= at // 2 < len(positions):
-        return None
-    first, last, begin, end = positions[at // 2]
-    if first is None or last is None or begin is None or end is None:
+    code, tree = line[0], _tree(line[0].co_filename)
+    first, last, begin, end = position_of(line)
+    if tree is None or first is None or last is None or begin is None or end is None:
         return None
     span = Span((first, begin), (last, end))
     around = [*_around(tree, span)]

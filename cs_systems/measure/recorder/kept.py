@@ -21,7 +21,7 @@ import torch
 from cs_systems.analysis.comparison.loop_findings import RESULTS
 from cs_systems.core.units import human
 from cs_systems.instrument.compiler import untraced
-from cs_systems.measure.recorder.stacks import is_own
+from cs_systems.measure.recorder.stacks import holds_locals, is_own
 
 CONTAINERS = (list, dict, set, deque)
 CACHE = functools._lru_cache_wrapper
@@ -70,18 +70,21 @@ def grown(frame: FrameType | None, before: Mapping[str, int], steps: int) -> Kep
 
 
 def _named(frame: FrameType | None) -> Iterator[tuple[str, Named]]:
-    """Yield the values in the namespaces of the program's frames and objects, the innermost frame first."""
+    """Yield the values in the namespaces of the program's frames and objects, the innermost frame first.
+
+    Functions that may keep the dictionary of their variables are left out, because a look would change it.
+    """
     seen: set[int] = set()
     while frame is not None:
-        file = frame.f_code.co_filename
-        if is_own(file):
+        file, is_function = frame.f_code.co_filename, frame.f_code.co_flags & inspect.CO_OPTIMIZED
+        if is_own(file) and not (is_function and holds_locals(frame.f_code)):
             names = frame.f_locals
             for name, value in [*names.items()][:MOST_NAMES]:
                 if name.startswith("__") or id(value) in seen:
                     continue
                 seen.add(id(value))
                 yield from _inside(name, value, file)
-            if frame.f_code.co_flags & inspect.CO_OPTIMIZED and isinstance(names, dict):
+            if is_function and isinstance(names, dict):
                 names.clear()  # Python stores this copy in the frame, so it would keep the tensors alive
             del names
         frame = frame.f_back

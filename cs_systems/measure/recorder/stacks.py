@@ -10,6 +10,8 @@ the time, or sleeps until a step lasts much longer than usual.
 from __future__ import annotations
 
 import ctypes
+import dis
+import functools
 import inspect
 import linecache
 import os
@@ -19,6 +21,7 @@ import sysconfig
 import threading
 import time
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -43,7 +46,7 @@ _LIBRARIES = tuple(
 )
 _MODULE_CALL = torch.nn.modules.module.__file__
 _CALLEE = re.compile(r"(?:await\s+)?([A-Za-z_][\w.]*(?:\([^()]*\)\.[\w.]+)*)\s*\(")
-_HOLD_LOCALS = {"locals", "vars", "dir", "eval", "exec"}  # functions that use the dictionary of a frame's variables
+_HOLD_LOCALS = {"locals", "vars", "eval", "exec"}  # functions that use the dictionary of their caller's variables
 _METHOD = re.compile(r"([A-Za-z_]\w*)\([^()]*\)$")
 _LONGEST_CALLEE = 40
 # calls in loops that wait for a point in time: the loop itself is the cause
@@ -249,7 +252,7 @@ def holds_no_tensor(frame: FrameType | None, code: CodeType) -> bool:
     """Return whether no variable of the innermost call of a function holds a tensor, also inside a list or tuple."""
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back
-    if frame is None or not code.co_flags & inspect.CO_OPTIMIZED or not _HOLD_LOCALS.isdisjoint(code.co_names):
+    if frame is None or not code.co_flags & inspect.CO_OPTIMIZED or holds_locals(code):
         return False  # the body of a script, or a function that may keep the dictionary which is emptied below
     names = frame.f_locals
     tensor = any(isinstance(each, torch.Tensor) for value in names.values() for each in _value_and_first(value))
@@ -258,15 +261,33 @@ def holds_no_tensor(frame: FrameType | None, code: CodeType) -> bool:
     return not tensor
 
 
+@functools.lru_cache(maxsize=4096)  # called for each sample
+def holds_locals(code: CodeType) -> bool:
+    """Return whether a function may keep the dictionary of its variables, because it calls `locals()` or the like."""
+    instructions = dis.get_instructions(code)
+    return any(
+        load.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+        and load.argval in _HOLD_LOCALS
+        # with an argument, `vars` returns the attributes of an object
+        and (load.argval != "vars" or (call.opname in ("PRECALL", "CALL") and not call.arg))
+        for load, call in pairwise(instructions)
+    )
+
+
 def _value_and_first(value: Any) -> tuple[Any, ...]:
     return (value, value[0]) if type(value) in (list, tuple) and value else (value,)
 
 
-def line_of(line: Line) -> int:
+def position_of(line: Line) -> tuple[int | None, int | None, int | None, int | None]:
+    """Return the first and last line and the first and last column of an instruction's source; None if unknown."""
     code, at = line
     positions = [*code.co_positions()]
-    number = positions[at // 2][0] if 0 <= at // 2 < len(positions) else None
-    return number or code.co_firstlineno
+    return positions[at // 2] if 0 <= at // 2 < len(positions) else (None,) * 4
+
+
+def line_of(line: Line) -> int:
+    """Return the number of the line, or of the function's first line if Python does not know it."""
+    return position_of(line)[0] or line[0].co_firstlineno
 
 
 def place_of(line: Line) -> str:
@@ -282,30 +303,25 @@ def function_of(line: Line) -> str:
 
 def callee_of(line: Line) -> str | None:
     """Return the function that the source calls at this place, such as `time.sleep`; None if none is found."""
-    code, at = line
-    positions = [*code.co_positions()]
-    if not 0 <= at // 2 < len(positions):
-        return None
-    first, last, begin, end = positions[at // 2]
-    if first is None or begin is None or end is None:
-        return None
-    text = linecache.getline(code.co_filename, first).encode()
-    segment = text[begin : end if last == first else len(text)].decode(errors="replace").strip()
-    found = _CALLEE.match(segment)
+    found = _CALLEE.match(_called_text(line)[0])
     name = found[1] if found and found[1] not in CLOCKS else None
     return name if name and len(name) <= _LONGEST_CALLEE else None
 
 
 def method_of(line: Line) -> str | None:
     """Return the last name of the function that is called at this place: `contiguous` of `x.mT.contiguous()`."""
-    code, at = line
-    positions = [*code.co_positions()]
-    first, last, begin, end = positions[at // 2] if 0 <= at // 2 < len(positions) else (None,) * 4
-    if first is None or first != last or begin is None or end is None:
-        return None
-    segment = linecache.getline(code.co_filename, first).encode()[begin:end].decode(errors="replace")
-    found = _METHOD.search(segment)
+    text, is_whole = _called_text(line)
+    found = _METHOD.search(text) if is_whole else None
     return found[1] if found else None
+
+
+def _called_text(line: Line) -> tuple[str, bool]:
+    """Return the source of an instruction, up to the end of its first line, and whether that is all of it."""
+    first, last, begin, end = position_of(line)
+    if first is None or begin is None or end is None:
+        return "", False
+    text = linecache.getline(line[0].co_filename, first).encode()
+    return text[begin : end if last == first else len(text)].decode(errors="replace").strip(), last == first
 
 
 def source_of(line: Line) -> str:

@@ -19,7 +19,7 @@ from cs_systems.machine.device import resolve
 from cs_systems.measure.recorder import kept
 from cs_systems.measure.recorder.memory import Memory
 from cs_systems.measure.recorder.padding import Padding, filled_share
-from cs_systems.measure.recorder.stacks import Sample, Sampler, holds_no_tensor
+from cs_systems.measure.recorder.stacks import Sample, Sampler, holds_locals, holds_no_tensor
 from cs_systems.measure.recorder.watch import Watch
 from cs_systems.record import append_record, read_records
 from tests.measure.recorder.loops import train
@@ -126,9 +126,21 @@ def test_longer_inputs_explain_slower_steps_unless_they_are_all_batches_so_far()
 def test_dictionary_of_variables_that_a_function_keeps_is_left_alone() -> None:
     def keeps(rate: float) -> tuple[bool, dict[str, object]]:
         known = locals()
+        assert "rate" not in kept.sizes(sys._getframe())
         return holds_no_tensor(sys._getframe(), sys._getframe().f_code), known
 
     assert keeps(0.1) == (False, {"rate": 0.1})
+
+
+def test_method_or_attribute_named_like_locals_is_no_reason_to_leave_a_function_out() -> None:
+    def calls(model: torch.nn.Module) -> bool:
+        model.eval()
+        return len(vars(model)) > 0
+
+    def keeps() -> object:
+        return vars()
+
+    assert [holds_locals(function.__code__) for function in (calls, keeps)] == [False, True]
 
 
 def test_function_holds_no_tensor_unless_a_variable_does() -> None:
