@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from cs_systems.analysis.attribution.gaps import LAUNCH
 from cs_systems.analysis.attribution.tables import gaps
@@ -17,6 +18,7 @@ from cs_systems.core.caveats import GRAPH_BREAKS, REMOVE_BREAKS, broken_graph
 from cs_systems.core.fields import Subject
 from cs_systems.core.tables import Row
 from cs_systems.core.units import human
+from cs_systems.record import Measurement
 
 COMPILE = "compile (torch.compile; --compile), or capture the step in a CUDA graph (torch.cuda.graph; --graph step)"
 GRAPH = "capture the step in a CUDA graph (torch.cuda.graph; --graph step), or use a larger batch"
@@ -41,45 +43,54 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
         return None
     if "gaps" in evidence.tables:
         return _traced(evidence, step_s)
-    if evidence.measurement is None:
+    measurement = evidence.measurement
+    if measurement is None:
         return None
     if evidence.is_loop:
-        return _of_loop(evidence, step_s)
-    floors = {
-        name: floor for name in evidence.measurement.phase_names() if (floor := evidence.floor_s(name)) is not None
-    }
-    bound = {name: evidence.phase_s(name) or 0.0 for name in launch_bound_phases(evidence.measurement, floors)}
-    if not bound:
+        return _of_phases(evidence, step_s, _of_loop_s(evidence, measurement, step_s))
+    floors = {name: floor for name in measurement.phase_names() if (floor := evidence.floor_s(name)) is not None}
+    times_s = {name: evidence.phases_s(name) for name in launch_bound_phases(measurement, floors)}
+    return _of_phases(evidence, step_s, times_s, floors)
+
+
+def _of_phases(
+    evidence: Evidence, step_s: float, times_s: Mapping[str, float], floors: Mapping[str, float] | None = None
+) -> Diagnosis | None:
+    """Return the diagnosis of phases that ended as soon as they were submitted, with their times.
+
+    floors: the least time of each phase; None if nothing bounds their kernels.
+    """
+    if not times_s:
         return None
-    lasted_s, least_s = (
-        min(step_s, sum(bound.values())),
-        sum(min(floors[name], time_s) for name, time_s in bound.items()),
-    )
-    cause = f"for {lasted_s / step_s:.0%} of the step ({', '.join(bound)}) the GPU keeps waiting for kernel launches"
-    rows = tuple({"phase": phase, "median_s": time_s, "ceiling_s": floors[phase]} for phase, time_s in bound.items())
-    at_best = step_s - lasted_s + least_s
+    lasted_s = min(step_s, sum(times_s.values()))
+    cause = f"for {lasted_s / step_s:.0%} of the step ({', '.join(times_s)}) the GPU keeps waiting for kernel launches"
+    rows: list[Row] = [{"phase": phase, "median_s": time_s} for phase, time_s in times_s.items()]
+    at_best, takes = None, lasted_s if floors is None else None
+    if floors is not None:
+        rows = [{**row, "ceiling_s": floors[row["phase"]]} for row in rows]
+        at_best = step_s - lasted_s + sum(min(floors[name], time_s) for name, time_s in times_s.items())
     return Diagnosis(
-        cause, _remedy(evidence), step_s, at_best, evidence=rows, options=OPTIONS, expected=_expected(evidence)
+        cause,
+        _remedy(evidence),
+        step_s,
+        at_best,
+        evidence=tuple(rows),
+        takes=takes,
+        options=OPTIONS,
+        expected=_expected(evidence),
     )
 
 
-def _of_loop(evidence: Evidence, step_s: float) -> Diagnosis | None:
-    """Find the phases of a user's loop that ended as soon as they were submitted; nothing bounds their kernels."""
-    assert evidence.measurement is not None
-    plain_s: Counter[str] = Counter()  # Python without tensors, which another rule reports
+def _of_loop_s(evidence: Evidence, measurement: Measurement, step_s: float) -> dict[str, float]:
+    """Return the launch-bound phases of a user's loop that are worth naming, without Python that uses no tensors.
+
+    Another rule reports that Python.
+    """
+    plain_s: Counter[str] = Counter()
     for row in INNER_LINES.of(evidence.tables):
         plain_s[row["phase"]] += row["time_s"] * row["is_plain"]  # type: ignore[assignment]
-    launching = launch_bound_phases(evidence.measurement)
-    bound = {name: (evidence.phase_s(name) or 0.0) - plain_s[name] for name in launching}
-    bound = {name: time_s for name, time_s in bound.items() if time_s >= LEAST * step_s}
-    if not bound:
-        return None
-    lasted_s = min(step_s, sum(bound.values()))
-    cause = f"for {lasted_s / step_s:.0%} of the step ({', '.join(bound)}) the GPU keeps waiting for kernel launches"
-    rows = tuple({"phase": phase, "median_s": time_s} for phase, time_s in bound.items())
-    return Diagnosis(
-        cause, _remedy(evidence), step_s, evidence=rows, takes=lasted_s, options=OPTIONS, expected=_expected(evidence)
-    )
+    times_s = {name: evidence.phases_s(name) - plain_s[name] for name in launch_bound_phases(measurement)}
+    return {name: time_s for name, time_s in times_s.items() if time_s >= LEAST * step_s}
 
 
 def _traced(evidence: Evidence, step_s: float) -> Diagnosis | Unknown | None:

@@ -8,6 +8,7 @@ from cs_systems.analysis.attribution.gaps import silences
 from cs_systems.analysis.attribution.usual_steps import Usual
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis.start_up import usual_s
 from cs_systems.core.tables import Row
 from cs_systems.core.units import counted, human
 from cs_systems.readers.forms.trace import UNIFIED, steps_of
@@ -26,12 +27,7 @@ FIT = (
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the larger of the two: steps in which pages of managed memory move, and their way back after all kernels."""
     usual = evidence.usual
-    if (
-        usual is None
-        or not usual.total_s
-        or not len(usual.profile.trace.copies)
-        or not len(usual.profile.trace.kernels)
-    ):
+    if usual is None or not usual.total_s or not len(usual.profile.trace.kernels):
         return None
     found = filter(None, (_during_steps(usual), _afterwards(usual)))
     return max(found, key=lambda one: one.share, default=None)
@@ -56,17 +52,7 @@ def _during_steps(usual: Usual) -> Diagnosis | None:
         f"managed memory move ({human(size, 'bytes')}): {human(each_s, 's')} each, where the usual ones take "
         f"{human(usual.step_s, 's')}"
     )
-    row: Row = {"moves": int(inside.sum()), "time_s": lost_s, "recording_s": usual.total_s}
-    return Diagnosis(
-        cause,
-        FIT,
-        usual.total_s,
-        takes=lost_s,
-        evidence=(row,),
-        is_of_recording=True,
-        is_outside=True,
-        comes_last=lost_s < usual.step_s * len(usual.profile.steps),
-    )
+    return _of_recording(usual, cause, FIT, int(inside.sum()), lost_s)
 
 
 def _afterwards(usual: Usual) -> Diagnosis | None:
@@ -84,16 +70,21 @@ def _afterwards(usual: Usual) -> Diagnosis | None:
         f"{lasted_s / usual.total_s:.0%} of the recording the host reads managed memory back page by page, after the "
         f"last kernel ({pages:,} moves, {moved} in {human(lasted_s, 's')})"
     )
-    row: Row = {"moves": pages, "time_s": lasted_s, "recording_s": usual.total_s}
+    return _of_recording(usual, cause, REMEDY, pages, lasted_s)
+
+
+def _of_recording(usual: Usual, cause: str, remedy: str, moves: int, time_s: float) -> Diagnosis:
+    """Return the diagnosis of this time of a recording, in which so many pages moved."""
+    row: Row = {"moves": moves, "time_s": time_s, "recording_s": usual.total_s}
     return Diagnosis(
         cause,
-        REMEDY,
+        remedy,
         usual.total_s,
-        takes=lasted_s,
+        takes=time_s,
         evidence=(row,),
         is_of_recording=True,
         is_outside=True,
-        comes_last=lasted_s < usual.step_s * len(usual.profile.steps),
+        comes_last=time_s < usual_s(usual),
     )
 
 

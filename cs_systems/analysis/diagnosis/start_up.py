@@ -61,7 +61,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
         evidence=(row,),
         is_of_recording=True,
         is_outside=True,
-        comes_last=takes_s < _usual_s(usual) if remedy is FILLED else _comes_last(usual, takes_s / usual.total_s),
+        comes_last=takes_s < usual_s(usual) if remedy is FILLED else _comes_last(usual, takes_s / usual.total_s),
     )
 
 
@@ -114,7 +114,7 @@ def _comes_last(usual: Usual, share: float) -> bool:
         return share < MOSTLY
     if usual.is_once and share > MOSTLY and usual.profile.time_s < WORTH * usual.step_s:
         return False  # the rest of the process hardly uses the GPU either
-    return _usual_s(usual) >= (WORTH if usual.is_once else TRIAL) * usual.total_s
+    return usual_s(usual) >= (WORTH if usual.is_once else TRIAL) * usual.total_s
 
 
 def _is_small(usual: Usual) -> bool:
@@ -123,7 +123,7 @@ def _is_small(usual: Usual) -> bool:
     return len(usual.profile.steps) == 1 and (bool(usual.apart) or usual.is_rest or kernels < FEWEST_KERNELS)
 
 
-def _usual_s(usual: Usual) -> float:
+def usual_s(usual: Usual) -> float:
     """Return the time of the usual steps; the process may continue after their kernels."""
     return usual.step_s * len(usual.profile.steps)
 

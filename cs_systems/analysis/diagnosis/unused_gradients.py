@@ -6,6 +6,7 @@ from cs_systems.analysis.comparison.loop_findings import DROPPED_GRADIENTS, UNUS
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.config import Phase
+from cs_systems.core.tables import Row
 from cs_systems.core.units import counted
 
 REMEDY = (
@@ -17,38 +18,41 @@ DETACH = "detach what comes from the other model (.detach()), or make it under t
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find parameters with gradients that no optimizer holds; their share of backward follows from their size."""
-    return _held_by_none(evidence) or _dropped(evidence)
-
-
-def _dropped(evidence: Evidence) -> Diagnosis | None:
-    """Find gradients for another optimizer than the one that steps, which are cleared: an input is not detached."""
-    row, step_s = (
-        max(DROPPED_GRADIENTS.of(evidence.tables), key=lambda each: each["share"], default=None),
-        evidence.step_s,
-    )
-    if row is None or step_s is None:
+    """Find gradients that no optimizer uses; their share of backward follows from the sizes of tensors."""
+    found, step_s = _held_by_none(evidence) or _dropped(evidence), evidence.step_s
+    if found is None or step_s is None:
         return None
+    row, cause, remedy = found
     takes = min(step_s, row["share"] * (evidence.phase_s(Phase.BACKWARD.value) or 0.0))
+    return Diagnosis(cause, remedy, step_s, takes=takes, evidence=(row,), where=row.get("place") or "")
+
+
+def _held_by_none(evidence: Evidence) -> tuple[Row, str, str] | None:
+    """Return the row of parameters with gradients that no optimizer holds, the cause, and the remedy."""
+    row = UNUSED_GRADIENTS.first(evidence.tables)
+    if row is None:
+        return None
+    cause = (
+        f"backward computes gradients of {counted(row['parameters'], 'parameter')} that no optimizer holds, such as "
+        f"{row['first']}: {row['share']:.1%} of all elements with gradients"
+    )
+    return {**row}, cause, REMEDY
+
+
+def _dropped(evidence: Evidence) -> tuple[Row, str, str] | None:
+    """Return the same of gradients for another optimizer than the one that steps, which are cleared.
+
+    Their cause is an input that is not detached.
+    """
+    row = max(DROPPED_GRADIENTS.of(evidence.tables), key=lambda each: each["share"], default=None)
+    if row is None:
+        return None
     cause = (
         f"{row['passes']} of {row['of_passes']} backward passes also compute gradients of "
         f"{counted(row['parameters'], 'parameter')} of another optimizer ({row['optimizer']}), such as {row['first']}, "
         "and zero_grad clears them before it steps"
     )
-    return Diagnosis(cause, DETACH, step_s, takes=takes, evidence=(row,), where=row.get("place") or "")
-
-
-def _held_by_none(evidence: Evidence) -> Diagnosis | None:
-    """Find parameters with gradients that no optimizer holds."""
-    row, step_s = UNUSED_GRADIENTS.first(evidence.tables), evidence.step_s
-    if row is None or step_s is None:
-        return None
-    takes = min(step_s, row["share"] * (evidence.phase_s(Phase.BACKWARD.value) or 0.0))
-    cause = (
-        f"backward computes gradients of {counted(row['parameters'], 'parameter')} that no optimizer holds, such as "
-        f"{row['first']}: {row['share']:.1%} of all elements with gradients"
-    )
-    return Diagnosis(cause, REMEDY, step_s, takes=takes, evidence=(row,))
+    return {**row}, cause, DETACH
 
 
 RULE = Rule(find)
