@@ -23,7 +23,7 @@ MOST = 3  # largest number of sentences at the start of a page or an output
 
 
 class DiagnosisRow(TypedDict):
-    """Diagnosis as plain data; bytes are None in a diagnosis of time, seconds in one of memory."""
+    """Diagnosis as plain data; bytes are None in a diagnosis of time, seconds in one of memory, both of a training."""
 
     code: str
     sentence: str
@@ -64,7 +64,7 @@ class Diagnosis:
         remedy: the change to make.
         now: the duration of the step, or the peak memory.
         at_best: a bound: after the remedy, the step takes no less, nor the peak; None without one.
-        unit: "s" or "bytes", the unit of all numbers.
+        unit: "s" or "bytes", the unit of all numbers; "share" for a share of a training.
         evidence: the rows that the numbers come from.
         subject: the steps that the numbers are from, such as "steps 3–14 of 15"; "" for all.
         where: the place in the program, such as "evaluate() at train.py:88".
@@ -92,7 +92,7 @@ class Diagnosis:
     remedy: str
     now: float
     at_best: float | None = None
-    unit: Literal["s", "bytes"] = "s"
+    unit: Literal["s", "bytes", "share"] = "s"
     evidence: tuple[Row, ...] = ()
     subject: str = ""
     where: str = ""

@@ -1,14 +1,15 @@
-"""Diagnoses of one form that several rules share: of a category of memory at the peak, and of kernels by name."""
+"""Diagnoses of one form that several rules share: of memory by category, of kernels by name, and of a training."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis._findings import Diagnosis, Expected
 from cs_systems.analysis.diagnosis._memory_use import MemoryUse
+from cs_systems.core.tables import Row
 
 
 def of_category(
@@ -65,3 +66,8 @@ def of_kernels(
         return None
     cause = f"{time_s / step_s:.0%} of the step is {what}"
     return Diagnosis(cause, remedy, step_s, step_s - time_s if is_known else None, evidence=rows, takes=time_s)
+
+
+def of_training(cause: str, remedy: str, rows: Sequence[Row], share: float = 1.0) -> Diagnosis:
+    """Return the diagnosis of a fault that makes this share of a training useless, however long its steps take."""
+    return Diagnosis(cause, remedy, 1.0, unit="share", takes=share, evidence=tuple(rows))

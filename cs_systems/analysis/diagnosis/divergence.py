@@ -5,6 +5,7 @@ from __future__ import annotations
 from cs_systems.analysis.comparison.loop_findings import OUTCOME
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis._forms import of_training
 
 NOTABLE = 10  # times the largest of the first losses; in curricula and GANs, losses grow by less
 REMEDY = (
@@ -25,7 +26,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
         f"the training diverges: in the first {row['losses']} backward passes the loss grows from at most {early:.3g} "
         f"to at least {late:.3g}"
     )
-    return Diagnosis(cause, REMEDY, 1.0, takes=1.0, evidence=(row,))
+    return of_training(cause, REMEDY, [row])
 
 
 RULE = Rule(find, judges_loop=True, precedes=("start-up",))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from cs_systems.analysis.comparison.loop_findings import UPDATES
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis._forms import of_training
 
 FEWEST = 3  # optimizer steps: one alone may follow an update that is meant to be repeated
 NOTABLE = 0.5  # share of the optimizer steps: above, clearing is the exception
@@ -26,7 +27,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
         f"the gradients are not cleared: in {count} {row['again']} steps of {row['optimizer']} that were looked at, "
         "those of earlier steps are still in them"
     )
-    return Diagnosis(cause, REMEDY, 1.0, takes=1.0, evidence=tuple(rows))
+    return of_training(cause, REMEDY, rows)
 
 
 RULE = Rule(find, judges_loop=True, refines=("divergence", "no-training"), precedes=("start-up",))

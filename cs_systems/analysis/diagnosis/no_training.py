@@ -5,6 +5,7 @@ from __future__ import annotations
 from cs_systems.analysis.comparison.loop_findings import OUTCOME
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis._forms import of_training
 from cs_systems.core.caveats import scale_in_words
 
 NOTABLE = 0.5  # share of the optimizer steps that are skipped
@@ -20,7 +21,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     fault, skipped, steps = row.get("fault"), row.get("skipped_steps"), row.get("optimizer_steps")
     if fault:
         cause = f"the loss is {fault} after the timed steps, so that no time of this loop is that of a training"
-        return Diagnosis(cause, NO_NUMBER, 1.0, takes=1.0, evidence=(row,))
+        return of_training(cause, NO_NUMBER, [row])
     if not steps or skipped is None or skipped < NOTABLE * steps:
         return None
     first, last = (scale_in_words(scale) for scale in (row.get("first_scale"), row.get("last_scale")))
@@ -29,7 +30,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     cause = f"the GradScaler skips {count} {steps} optimizer steps{scales}, so that the loop trains nothing"
     if skipped < steps:
         cause = cause.removesuffix(", so that the loop trains nothing")
-    return Diagnosis(cause, SKIPPED, 1.0, takes=1.0, evidence=(row,))
+    return of_training(cause, SKIPPED, [row])
 
 
 RULE = Rule(find, judges_loop=True)

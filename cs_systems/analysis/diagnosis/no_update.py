@@ -5,6 +5,7 @@ from __future__ import annotations
 from cs_systems.analysis.comparison.loop_findings import OUTCOME, UNUSED_GRADIENTS, UPDATES, UpdatesRow
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis._forms import of_training
 from cs_systems.core.units import counted
 
 FEWEST = 3  # steps; a learning rate that begins at 0 may affect only the first
@@ -36,7 +37,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     what = f"{row['optimizer']} changes no weight in {counted(row['compared_steps'], 'step')}"
     if row not in still:  # the weights may still change by weight decay
         what = f"no gradient comes to {row['optimizer']} in {counted(row['steps'], 'step')} that were looked at"
-    return Diagnosis(f"{what}{reason}", remedy, 1.0, takes=1.0, evidence=tuple(broken))
+    return of_training(f"{what}{reason}", remedy, broken)
 
 
 def _reason(row: UpdatesRow, evidence: Evidence) -> tuple[str, str] | None:

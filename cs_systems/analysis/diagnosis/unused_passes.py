@@ -5,6 +5,7 @@ from __future__ import annotations
 from cs_systems.analysis.comparison.loop_findings import UNUSED_PASSES
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis._forms import of_training
 
 FEWEST = 6  # backward passes
 NOTABLE = 0.5  # share of the backward passes; every second one may only measure gradients
@@ -23,7 +24,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
         f"{row['unused']} of {row['passes']} backward passes that were looked at lead to no update: their gradients "
         "are cleared before an optimizer steps"
     )
-    return Diagnosis(cause, REMEDY, 1.0, takes=row["unused"] / row["passes"], evidence=(row,))
+    return of_training(cause, REMEDY, [row], row["unused"] / row["passes"])
 
 
 RULE = Rule(find, judges_loop=True, precedes=("start-up",))
