@@ -64,7 +64,7 @@ WITHOUT = (
 )
 EQUIVALENT = ROOT / "tests" / "mutants" / "equivalent.toml"
 LIMIT = 0.05
-BUDGET_S = 6.0  # longest time of one test on the processor, in seconds, while traced; slower tests are left out
+BUDGET_S = 6.0  # longest time of one test on the processor, in seconds, while traced; slower tests are ended, left out
 PATIENCE = 10.0  # a mutant counts as killed (it does not end) after this many times the duration of its tests
 KILLED, SURVIVED, UNREACHED = "killed", "survived", "unreached"
 COMPARISONS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
@@ -302,7 +302,7 @@ class Session:
                 if name not in self._items:
                     continue
                 if not passed:
-                    print(f"left out, as it fails or is skipped without a mutant: {name}", flush=True)
+                    print(f"left out, as it fails, is skipped or takes too long without a mutant: {name}", flush=True)
                     continue
                 lasted[name] = took_s
                 for path, line in lines:
@@ -313,6 +313,7 @@ class Session:
 
     def _trace_items(self, names: Sequence[str], paths: set[str]) -> str:
         found, before = {}, {*sys.modules}
+        signal.signal(signal.SIGVTALRM, lambda *_: pytest.fail(f"takes more than {BUDGET_S:g} s"))
         for name, following in pairwise([*names, None]):
             seen: set[tuple[str, int]] = set()
 
@@ -326,9 +327,11 @@ class Session:
             begun = time.process_time()
             threading.settrace(entered)
             sys.settrace(entered)
+            signal.setitimer(signal.ITIMER_VIRTUAL, BUDGET_S)
             try:
                 passed = self._passes(name, following)
             finally:
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
                 sys.settrace(None)
             found[name] = (passed, time.process_time() - begun, sorted(seen))
         return json.dumps([found, [name for name in sys.modules if name not in before]])
