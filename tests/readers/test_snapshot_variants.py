@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from cs_systems.analysis.memory import annotations as module
 from cs_systems.analysis.memory.allocations import replay
 from cs_systems.analysis.memory.annotations import by_annotation
 from cs_systems.analysis.memory.categories import Attribution, attribute
@@ -246,15 +245,6 @@ def test_memory_is_listed_by_annotations_of_the_program(write_snapshot: Write) -
     assert numbers("weights") == ("metadata", None, 2, size[0] + size[1], None)
     assert rows["load"]["change_bytes"] == size[0] + size[1] + size[4] + size[5] - size[1]
     assert rows["weights"]["requested_bytes"] == 3000
-
-
-@pytest.mark.parametrize("block", [1, 2, 3, 1024])
-def test_highest_value_is_found_for_every_interval(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    monkeypatch.setattr(module, "BLOCK", block)
-    values = [3, 1, 4, 1, 5, 9, 2, 6]
-    highest = module._Highest(values)
-    places = [(first, end) for first in range(8) for end in range(first + 1, 9)]
-    assert [highest.between(*place) for place in places] == [max(values[first:end]) for first, end in places]
 
 
 def test_many_ranges_without_an_end_take_little_work(write_snapshot: Write) -> None:

@@ -13,13 +13,14 @@ from typing import Annotated, TypedDict
 
 from cs_systems.analysis.memory.allocations import BEFORE
 from cs_systems.analysis.memory.categories import Attribution
+from cs_systems.analysis.memory.counterfactual import allocated
+from cs_systems.analysis.memory.intervals import joined
 from cs_systems.analysis.memory.tensor_names import TensorNames
 from cs_systems.core.range_names import general
 from cs_systems.core.tables import Column, table
 from cs_systems.readers.snapshot import Snapshot
 
 METADATA = "metadata"
-BLOCK = 1024  # values to look up; the maximum of each block is stored
 
 
 class AnnotationRow(TypedDict):
@@ -54,10 +55,10 @@ def _of_ranges(found: Attribution) -> Iterator[AnnotationRow]:
     # Sums over the allocations before each: ranges are many and may span all events.
     requested = list(accumulate((a.requested_bytes for a in allocations), initial=0))
     at_peak = list(accumulate((a.bytes if a.is_alive(peak) else 0 for a in allocations), initial=0))
-    after = _allocated_after(found)
-    highest = _Highest(after)
+    after = allocated(allocations, len(found.places))
     for name, spans in _spans(replay.snapshot).items():
-        made = [(bisect_left(starts, first), bisect_left(starts, end)) for first, end in _joined(spans)]
+        apart = joined(spans)
+        made = [(bisect_left(starts, first), bisect_left(starts, end)) for first, end in apart]
         yield {
             "annotation": name,
             "kind": None,
@@ -65,37 +66,9 @@ def _of_ranges(found: Attribution) -> Iterator[AnnotationRow]:
             "allocations": sum(end - first for first, end in made),
             "requested_bytes": sum(requested[end] - requested[first] for first, end in made),
             "at_peak_bytes": sum(at_peak[end] - at_peak[first] for first, end in made),
-            "highest_bytes": max(highest.between(first, end + 1) for first, end in spans),
-            "change_bytes": sum(after[end] - after[first] for first, end in spans),
+            "highest_bytes": max(int(after[first : end + 1].max()) for first, end in apart),
+            "change_bytes": sum(int(after[end] - after[first]) for first, end in spans),
         }
-
-
-def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the spans in order, overlapping ones as one: ranges of one name may nest."""
-    joined: list[tuple[int, int]] = []
-    for first, end in sorted(spans):
-        if joined and first <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(end, joined[-1][1])
-        else:
-            joined.append((first, end))
-    return joined
-
-
-class _Highest:
-    """Highest value between two places of a list, without a pass over all values between."""
-
-    def __init__(self, values: Sequence[int]) -> None:
-        self._values = values
-        self._of_block = [max(values[at : at + BLOCK]) for at in range(0, len(values), BLOCK)]
-
-    def between(self, first: int, end: int) -> int:
-        left, right = -(-first // BLOCK), end // BLOCK
-        if left >= right:
-            return max(self._values[first:end])
-        parts = (
-            self._values[first : left * BLOCK], self._of_block[left:right], self._values[right * BLOCK : end],
-        )  # fmt: skip
-        return max(max(part) for part in parts if part)
 
 
 def _of_metadata(found: Attribution) -> Iterator[AnnotationRow]:
@@ -138,18 +111,3 @@ def _spans(snapshot: Snapshot) -> dict[str, list[tuple[int, int]]]:
     for name, first in opened.items():
         spans[name] += [(at, len(times)) for at in first]
     return {name: of for name, of in spans.items() if of}
-
-
-def _allocated_after(found: Attribution) -> list[int]:
-    """Return the bytes allocated before the first event, and after each."""
-    end = len(found.replay.snapshot.events)
-    change = [0] * (end + 1)
-    for a in found.replay.allocations:
-        change[a.start + 1] += a.bytes
-        if a.end < end:
-            change[a.end + 1] -= a.bytes
-    now, after = 0, []
-    for one in change:
-        now += one
-        after.append(now)
-    return after

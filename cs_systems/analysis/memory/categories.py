@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -130,10 +130,11 @@ class _Lives:
         )
         self._stack = snapshot.events.stack
         self._in_zero_grad = [any(frame.function == "zero_grad" for frame in stack) for stack in snapshot.stacks]
-        self._next_forward = _next(places, Phase.FORWARD)
-        self._next_backward = _next(places, Phase.BACKWARD)
+        self._next_forward = _next(places, {Phase.FORWARD})
+        self._next_backward = _next(places, {Phase.BACKWARD})
         # For each event the next one of another known phase.
-        self._ends = {phase: _next_other(places, phase) for phase in (SETUP, Phase.BACKWARD, Phase.OPTIMIZER)}
+        known = {place.phase for place in places} - {None}
+        self._ends = {phase: _next(places, known - {phase}) for phase in (SETUP, Phase.BACKWARD, Phase.OPTIMIZER)}
 
     def is_zeroed(self, a: Allocation) -> bool:
         """Return whether zero_grad frees the allocation, and did not make it."""
@@ -170,24 +171,14 @@ class _Lives:
         return ACTIVATIONS if kept and freed_in == Phase.BACKWARD else UNKNOWN
 
 
-def _next(places: Sequence[Place], phase: str) -> list[int]:
-    """Return for each event the next event of the phase; the number of events where none follows."""
-    found, following = [0] * len(places), len(places)
-    for index in range(len(places) - 1, -1, -1):
-        if places[index].phase == phase:
+def _next(places: Sequence[Place], phases: Container[str | None]) -> list[int]:
+    """Return for each event the next event of one of the phases; the number of events where none follows."""
+    found, following = list[int](), len(places)
+    for index, place in reversed([*enumerate(places)]):
+        if place.phase in phases:
             following = index
-        found[index] = following
-    return found
-
-
-def _next_other(places: Sequence[Place], phase: str) -> list[int]:
-    """Return for each event the next event of another known phase; the number of events where none follows."""
-    found, following = [0] * len(places), len(places)
-    for index in range(len(places) - 1, -1, -1):
-        if places[index].phase not in (phase, None):
-            following = index
-        found[index] = following
-    return found
+        found.append(following)
+    return found[::-1]
 
 
 def _before_by_size(made: list[Attributed]) -> tuple[list[Attributed], list[str]]:

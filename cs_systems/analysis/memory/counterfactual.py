@@ -21,15 +21,15 @@ def peak_without(found: Attribution, gone: Iterable[Attributed], phases: Iterabl
     phases: the phases in which these allocations are gone; None: always.
     """
     events = len(found.places)
-    removed = _allocated((one.allocation for one in gone), events)
+    removed = allocated((one.allocation for one in gone), events)
     if phases is not None:
         names = {*phases}
         removed[1:] *= np.array([place.phase in names for place in found.places], bool)
         removed[0] = 0
-    return int((_allocated((one.allocation for one in found.allocations), events) - removed).max())
+    return int((allocated((one.allocation for one in found.allocations), events) - removed).max())
 
 
-def _allocated(allocations: Iterable[Allocation], events: int) -> Ints:
+def allocated(allocations: Iterable[Allocation], events: int) -> Ints:
     """Return the bytes of these allocations that are alive before the first event, and after each."""
     changes = np.zeros(events + 2, np.int64)
     for one in allocations:

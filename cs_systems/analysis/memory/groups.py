@@ -19,14 +19,13 @@ from cs_systems.analysis.memory.categories import (
     Attributed,
     Attribution,
 )
-from cs_systems.analysis.memory.model_copies import model_copies
+from cs_systems.analysis.memory.model_copies import LARGE_BYTES, model_copies
 from cs_systems.analysis.memory.sites import of_torch, python_frames
 from cs_systems.config import Phase
 
 LOGITS, FOREACH, EARLIER_GRADIENTS = "logits", "foreach temporaries", "earlier gradients"
 IN_BLOCKS, SCORES, WEIGHT_COPIES = "activations in blocks", "attention scores", "weight copies"
 MODEL_COPIES, UPDATE = "model copies", "update temporaries"
-LARGE_BYTES = 1 << 16  # a smaller weight is a vector, which autocast does not copy
 LEAST_SIZES = 5  # sizes of tensors of a pass; fewer may be equal by chance
 PASS = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
 _OF_FOREACH = ("_multi_tensor", "_foreach")  # beginnings of torch.optim's functions that update all parameters at once

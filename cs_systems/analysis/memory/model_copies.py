@@ -19,7 +19,7 @@ from cs_systems.analysis.memory.categories import (
 from cs_systems.analysis.memory.sites import python_frames, short_file
 from cs_systems.readers.snapshot import Frame, Stack
 
-LARGE_BYTES = 1 << 16  # vectors of any model have equal sizes
+LARGE_BYTES = 1 << 16  # a smaller weight is a vector: any model has these sizes, and autocast does not copy them
 FEWEST = 8  # tensors of a model
 PRECISIONS = (1.0, 0.5, 2.0)  # possible sizes of a copy's tensors, as a multiple of the weights' sizes
 # A copy of a model is made by one of these functions; the moments of an optimizer are not.

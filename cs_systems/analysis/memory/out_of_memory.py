@@ -23,13 +23,13 @@ from cs_systems.analysis.memory.allocations import (
     OutOfMemory,
 )
 from cs_systems.analysis.memory.categories import ACTIVATIONS, TEMPORARIES, Attributed, Attribution
+from cs_systems.analysis.memory.intervals import Interval, joined, length, without
 from cs_systems.analysis.memory.tensor_names import TensorNames
 from cs_systems.config import Phase
 from cs_systems.core.tables import Column, table
 from cs_systems.core.units import human
 from cs_systems.readers.snapshot import Snapshot
 
-Interval = tuple[int, int]  # addresses: from, up to
 MOST_EXAMINED = 10  # requests whose free pieces are found: the last, since each takes a pass over all events
 EXPAND = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 OTHER_POOL = "a free piece is large enough, but belongs to another stream or pool"
@@ -80,9 +80,9 @@ def _row(found: Attribution, oom: OutOfMemory, is_examined: bool) -> tuple[OutOf
         "phase": found.places[oom.event].phase,
         "requested_bytes": oom.requested_bytes,
         "device_free_bytes": oom.device_free_bytes,
-        "reserved_bytes": None if segments is None else _length(segments),
+        "reserved_bytes": None if segments is None else length(segments),
         "allocated_bytes": oom.allocated_bytes,
-        "cached_bytes": None if pieces is None else _length(pieces),
+        "cached_bytes": None if pieces is None else length(pieces),
         "largest_free_bytes": None if pieces is None else max((end - start for start, end in pieces), default=0),
         "free_pieces": None if pieces is None else len(pieces),
         "cause": _cause(oom, pieces, snapshot.settings.expandable_segments),
@@ -101,7 +101,7 @@ def _cause(oom: OutOfMemory, pieces: Sequence[Interval] | None, expandable: bool
 def why(oom: OutOfMemory, pieces: Sequence[Interval] | None) -> tuple[str, int]:
     """Return (kind of cause, missing bytes) of a failed request."""
     asked, free = oom.requested_bytes, oom.device_free_bytes
-    cached = None if pieces is None else _length(pieces)
+    cached = None if pieces is None else length(pieces)
     if pieces and max(end - start for start, end in pieces) >= asked:
         return OTHER_POOL, 0
     if free is not None and free >= asked:
@@ -199,10 +199,10 @@ def between_blocks(found: Attribution, event: int, apart: Iterable[Attributed] =
     pieces = set(_free_pieces(found, whole, event)) - set(whole)
     left_out = {id(one.allocation) for one in apart}
     if not left_out:
-        return _length(pieces)
+        return length(pieces)
     starts = [start for start, _ in whole]
     used = {bisect_right(starts, one.address) for one in found.replay.alive_at(event) if id(one) not in left_out}
-    return _length(piece for piece in pieces if bisect_right(starts, piece[0]) in used)
+    return length(piece for piece in pieces if bisect_right(starts, piece[0]) in used)
 
 
 def _segments_at(snapshot: Snapshot, event: int) -> list[Interval]:
@@ -230,7 +230,7 @@ def _segments_at(snapshot: Snapshot, event: int) -> list[Interval]:
             heappop(covering)
         if covering and covering[0][2]:
             reserved.append((start, stop))
-    return _joined(reserved)
+    return joined(reserved)
 
 
 def _free_pieces(found: Attribution, segments: Sequence[Interval], event: int) -> list[Interval]:
@@ -250,37 +250,4 @@ def _free_pieces(found: Attribution, segments: Sequence[Interval], event: int) -
         for b in s.blocks
         if b.state == "active_pending_free" and b.address in pending
     ]
-    return _without(segments, _joined(used))
-
-
-def _joined(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return the intervals in order, adjacent and overlapping ones as one."""
-    joined: list[Interval] = []
-    for start, end in sorted(intervals):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(end, joined[-1][1])
-        else:
-            joined.append((start, end))
-    return joined
-
-
-def _without(intervals: Iterable[Interval], holes: Sequence[Interval]) -> list[Interval]:
-    """Return what is left of the intervals outside of the holes; both are disjoint and in order."""
-    left: list[Interval] = []
-    first = 0
-    for start, end in intervals:
-        while first < len(holes) and holes[first][1] <= start:
-            first += 1
-        at, n = start, first
-        while n < len(holes) and holes[n][0] < end:
-            if holes[n][0] > at:
-                left.append((at, holes[n][0]))
-            at = max(at, holes[n][1])
-            n += 1
-        if at < end:
-            left.append((at, end))
-    return left
-
-
-def _length(intervals: Iterable[Interval]) -> int:
-    return sum(end - start for start, end in intervals)
+    return without(segments, joined(used))

@@ -115,12 +115,6 @@ def test_free_pieces_of_the_last_ten_failed_requests_are_found(tmp_path: Path, r
     assert [row["cause"].startswith("unknown") for row in rows] == [True] * unexamined + [False] * 10
 
 
-def test_used_pieces_that_touch_or_overlap_are_one() -> None:
-    pieces = [(0, 4), (10, 12), (4, 6), (12, 20), (13, 14), (20, 21), (22, 23)]
-    assert failed._joined(pieces) == [(0, 6), (10, 21), (22, 23)]
-    assert failed._joined([]) == []
-
-
 @pytest.mark.parametrize(
     ("is_freed", "is_completed", "largest"),
     [(False, False, 14), (True, False, 14), (True, True, 18)],

@@ -11,8 +11,9 @@ import pytest
 
 from cs_systems.analysis.memory import timeline as memory_timeline
 from cs_systems.analysis.memory.allocations import OutOfMemory, Replay, replay, rounded
-from cs_systems.analysis.memory.annotations import BLOCK, _Highest, _joined, by_annotation
+from cs_systems.analysis.memory.annotations import by_annotation
 from cs_systems.analysis.memory.categories import attribute
+from cs_systems.analysis.memory.intervals import joined, without
 from cs_systems.analysis.memory.out_of_memory import (
     FRAGMENTED,
     LIMIT,
@@ -20,7 +21,6 @@ from cs_systems.analysis.memory.out_of_memory import (
     OTHER_POOL,
     TOO_LITTLE,
     _cause,
-    _without,
     out_of_memory,
     why,
 )
@@ -153,19 +153,9 @@ def test_history_of_a_round_number_of_events_was_cut(tmp_path: Path, events: int
 # ranges
 
 
-@pytest.mark.parametrize("count", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5])
-def test_highest_value_between_two_indexes_equals_max(count: int) -> None:
-    values = [(n * 7919) % 1000 for n in range(count)]
-    highest = _Highest(values)
-    for first in (0, 1, BLOCK - 1, BLOCK, BLOCK + 1):
-        for end in (first + 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 3 * BLOCK + 1, count):
-            if first < end <= count:
-                assert highest.between(first, end) == max(values[first:end])
-
-
-def test_nested_and_adjacent_spans_are_merged() -> None:
-    assert _joined([(5, 9), (0, 4), (4, 5), (11, 20), (12, 13)]) == [(0, 9), (11, 20)]
-    assert _joined([]) == []
+def test_nested_and_adjacent_intervals_are_joined() -> None:
+    assert joined([(5, 9), (0, 4), (4, 5), (11, 20), (12, 13), (21, 22)]) == [(0, 9), (11, 20), (21, 22)]
+    assert joined([]) == []
 
 
 def test_annotation_has_what_was_allocated_under_it(tmp_path: Path) -> None:
@@ -255,7 +245,7 @@ def test_history_that_makes_as_many_allocations_as_there_were_has_a_peak(
     ],
 )
 def test_holes_are_cut_out_of_intervals(holes: list[tuple[int, int]], left: list[tuple[int, int]]) -> None:
-    assert _without([(0, 10), (20, 30)], holes) == left
+    assert without([(0, 10), (20, 30)], holes) == left
 
 
 def test_free_memory_of_a_failed_request_is_taken_when_it_failed(tmp_path: Path) -> None:
