@@ -687,7 +687,7 @@ def test_growing_time_outside_of_the_model_is_named_with_its_function() -> None:
 
 
 @pytest.mark.parametrize("beside", [own("auc", 8, 0.002), own("calls of phases", 8, 0.002)])
-def test_growing_time_of_the_collector_is_left_to_its_own_rule(beside: Row) -> None:
+def test_growing_time_of_the_collector_is_left_to_its_own_rule(beside: dict[str, Any]) -> None:
     row = growing("time in no phase", 0.0155, 0.0969, phase="other")
     of_collector = own("garbage collector", 8, 0.05) | {"place": ""}
     found = causes(loop({"growth": [row], "own_python": [of_collector, beside]}, other=0.06))
