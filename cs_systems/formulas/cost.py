@@ -47,8 +47,7 @@ class AttentionAlgorithm:
     """Computation and memory use of an attention implementation, as declared by its backend.
 
     block_q, block_k: tile of the score matrix; None means that the whole matrix is computed, including masked elements.
-        Tiles in
-        which no query sees a key are skipped.
+        Tiles in which no query sees a key are skipped.
     d_head: the head size that the kernel computes with, if it pads; None: the call's head size.
     backward_matmuls: score-sized matrix products in backward: 4, or 5 where the scores are recomputed.
     score_matrices: numbers of (heads, seq_q, seq_k) matrices of the call's dtype that are alive at the peak of forward,

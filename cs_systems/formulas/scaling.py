@@ -34,8 +34,8 @@ def feed_forward_limits(
 
     - averaged gradients: 6 e D F (N−1)/N bytes in backward; sharded: half of these in forward, all in backward;
     - tensor parallel: one all-reduce of the activations in each phase, 2 e B D (N−1)/N bytes;
-    - both, with the gathers beside the all-reduces: each dimension at its own limit; one after the other: their sum
-      equals computing, which is best where each takes half.
+    - both, with gathers and all-reduces at the same time: each dimension at its own limit; one after the other: their
+      sum equals computing, which is best where each takes half.
 
     Args:
         tokens: B, of the whole batch.

@@ -94,7 +94,7 @@ def mark(*label: str) -> None:
     """Assign the kernels that this thread launches from now on to `label`.
 
     Compiled code calls it between its kernels. A name that begins with a dot is a module path relative to the compiled
-        module, because the same code may run for several modules.
+    module, because the same code may run for several modules.
     """
     if _listener is not None:
         if label and label[0].startswith("."):

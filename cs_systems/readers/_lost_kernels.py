@@ -72,10 +72,7 @@ def _repeated(start_s: Floats, end_s: Floats, lost: Bools) -> Bools:
 
 
 def _captures(calls: Sequence[Call]) -> list[tuple[float, float]]:
-    """Return the intervals of CUDA graph captures; without calls that begin one, each covers all time before its end.
-
-    Without calls that begin one, each extends back to the first event.
-    """
+    """Return the intervals of CUDA graph captures; where no call begins one, each covers all time before its end."""
     if not any("Begin" in call.name for call in calls):
         return [(-math.inf, call.end_s) for call in calls]
     found: list[tuple[float, float]] = []

@@ -126,7 +126,7 @@ def _by_family(cost: PhaseCost, families: Set[str]) -> dict[str, PhaseCost]:
     """Return a map from family to its share of a phase's cost, if the formulas attribute it to kernels that ran.
 
     All FLOPs come from matrix products; if there are FLOPs, the bytes do too. The products over the score matrix belong
-        to the attention kernels if some ran, else to matrix products. The bytes that AdamW moves belong to its kernels.
+    to the attention kernels if some ran, else to matrix products. The bytes that AdamW moves belong to its kernels.
     """
     if not cost.hardware_flops:
         return {"optimizer": cost} if cost.hardware_flops == 0 and "optimizer" in families else {}

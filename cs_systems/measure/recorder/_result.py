@@ -126,13 +126,13 @@ def _counts(tokens: int | None, inputs: Sequence[StepInputs]) -> tuple[Ran, str]
     differ = are_different(batches) if any(map(size_of, batches)) else len({*given}) > 1
     if tokens is not None and differ:
         if {size_of(batch)[0] for batch in batches} != {tokens}:
-            return {"tokens": None}, f"tokens={tokens} is not of each of them, and tokens/s is not known"
+            return {"tokens": None}, f"tokens={tokens} does not hold for each of them, so that tokens/s is unknown"
         given = [tokens] * len(inputs)
     if len({*given}) == 1 and not differ:
         return {"tokens": given[0] if tokens is None else tokens}, ""
     together = total(given)
     of_each = given[0] if len({*given}) == 1 else None
-    what = "their median is of no one size" if together is None else "tokens/s is of all of them together"
+    what = "the median mixes sizes" if together is None else "tokens/s is for all of them together"
     return {"tokens": of_each, "timed_tokens": together}, what if differ else ""
 
 

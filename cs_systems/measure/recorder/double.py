@@ -19,7 +19,7 @@ SIZE = 384  # size of the timed product: a few milliseconds on a slow core
 ROUNDS = 5  # rounds of each precision, in turns; the fastest counts
 # operations per weight element and input row: of forward, and of the two products in backward
 FORWARD, BACKWARD = 2, 4
-LEAST_S = 1e-6  # of a product that has only waited for a core
+LEAST_S = 1e-6  # of a product, if waiting for a core is all that was timed
 
 
 class Double(Observer):

@@ -57,9 +57,9 @@ def _first_nodes(roots: Any) -> list[Any]:
 
 
 def costs_by_owners(roots: Any, owners: Mapping[int, int]) -> dict[frozenset[int], float]:
-    """Return the arithmetic of a graph's operators, in seconds at most, by the owners of the leaves below them.
+    """Return an upper limit of the operators' computing time in seconds, by the owners of the parameters they use.
 
-    owners: by the identity of a parameter. Operators above no known parameter are left out.
+    owners: the owner of each parameter, by the parameter's `id`. Operators that use no such parameter are left out.
     """
     below: dict[Any, frozenset[int]] = {}
     costs: dict[frozenset[int], float] = {}
@@ -96,8 +96,8 @@ LARGER, LARGE = 8, 1 << 18  # ratio of a broadcast's elements to those before an
 def largest_broadcast(roots: Any) -> tuple[tuple[int, ...], int, int] | None:
     """Return the largest tensor that is made from smaller ones by broadcasting and then summed up, below the roots.
 
-    With its shape come the elements of what it is made from, and of what is left of it. Between the two, elementwise
-    operators keep its shape.
+    Returns its shape, the elements of the tensors that it is made from, and the elements of the sum. Between the two,
+    elementwise operators keep its shape.
     """
     waiting: list[tuple[Any, int]] = [(node, 0) for node in _first_nodes(roots)]
     seen, found = set[Any](), None

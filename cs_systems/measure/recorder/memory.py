@@ -11,7 +11,7 @@ from statistics import median
 
 from cs_systems.machine.device import Device
 
-IN_USE = 1 / 3  # of a growth, between the median of the first third of the readings and of the last third
+IN_USE = 1 / 3  # least share of the growth that the memory in use must show, by the medians of its outer thirds
 MEMORY_EVERY_S = 0.02  # least time between two readings of memory
 
 
@@ -63,9 +63,9 @@ class Memory:
         return host, device
 
     def grows_in_use(self, step: int, by_bytes: float) -> bool:
-        """Return whether the memory in use has grown by half of that after this step, if it is known.
+        """Return whether the memory in use grew after this step by at least a third of `by_bytes`, or is unknown.
 
-        Else an allocator has kept memory in pieces that fit no later request, as where sizes change.
+        If it did not, an allocator keeps memory in pieces that fit no later request, as happens where sizes change.
         """
         sizes = [size for n, size in self.held if n > step]
         third = len(sizes) // 3

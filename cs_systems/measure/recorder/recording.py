@@ -308,7 +308,7 @@ class Recording:
 
     def _record(self, stage: Stage, ended: str | None, error: BaseException | None) -> RunRecord:
         if not self._timed:
-            reason = f"{ended} {self._before_which(stage)}; {self._remedy(stage, error)}"
+            reason = f"{ended} {self._when_ended(stage)}; {self._remedy(stage, error)}"
             if stage.is_timed:
                 return self._writer.failure(stage, "error" if error is None else _result.status_of(error), reason)
             self._writer.remove_files(stage)
@@ -350,10 +350,10 @@ class Recording:
             before = taken.compilations, taken.compile_s
         return samples
 
-    def _before_which(self, stage: Stage) -> str:
+    def _when_ended(self, stage: Stage) -> str:
         """Return a phrase for when the loop ended, for a stage that got no step."""
         if self._waits_for is not None:
-            return f"while its own {self._waits_for} was active, which excludes a {stage.words} of ours"
+            return f"while its own {self._waits_for} was active, with which no {stage.words} can be made"
         if stage.is_timed:
             return f"after {len(self._warm)} of {stage.warmup} warm-up steps"
         return f"before the {stage.words} was recorded"

@@ -332,8 +332,8 @@ class ScriptRecorder(Recorder):
         kept = (caveat for caveat in record.warnings if caveat.code != "unstable")  # the steps differ in kind
         return replace(record, warnings=(*kept, Caveat("mixed-steps", what, REMEDIES["mixed-steps"])))
 
-    def _before_which(self, stage: Stage) -> str:
-        return super()._before_which(stage) if self._found else "before an optimizer stepped"
+    def _when_ended(self, stage: Stage) -> str:
+        return super()._when_ended(stage) if self._found else "before an optimizer stepped"
 
     def _remedy(self, stage: Stage, error: BaseException | None) -> str:
         if self._found or isinstance(error, Exception):

@@ -400,7 +400,7 @@ def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
         graph_breaks=breaks,
     )
     if differ(sizes):
-        what = "rates are of all of them together, and FLOPs were not counted"
+        what = "rates are for all of them, and FLOPs were not counted"
         warnings = (*warnings, caveats.mixed_batches(what))
     if cell.graph_breaks or (cell.config.compile != "none" and any(s.compiles for s in cell.samples)):
         description |= {"graph_breaks": len(cell.graph_breaks)}

@@ -20,10 +20,7 @@ MOST_FAILURES = 3
 
 
 class Ran(NamedTuple):
-    """One process of the comparison: its side; its pair, from 1 (0 before the first pair).
-
-    And its place in the pair, 1 or 2.
-    """
+    """One process of the comparison: its side, its pair from 1 (0 before the first) and its place in the pair: 1, 2."""
 
     side: str
     pair: int

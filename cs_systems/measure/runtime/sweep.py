@@ -334,7 +334,7 @@ def sweep(
         same sweep without it runs the cell.
     interleave: visit all cells in turn, `rounds` times, instead of finishing one after the other.
     shuffle_seed: shuffle the order of the cells, anew in each repeat.
-    record_host: write the name of this host into the records, beside the date and the command.
+    record_host: write the name of this host into the records, next to the date and the command.
     experiments_s: the total time for experiments after the last steps of all cells.
 
     In a job that torchrun started, rank 0 measures here and the others end with it: see `torchrun`.

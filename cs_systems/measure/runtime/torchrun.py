@@ -152,7 +152,7 @@ class Job:
         self._store.set(f"request/{self._count}", _END)
 
     def request(self, request: Message, timeout_s: float | None = None) -> Iterator[Message]:
-        """Do as `Ranks.request`, but report a cell's visits when it is done. Raises JobLost."""
+        """Do what `Ranks.request` does, but report a cell's visits when it is done. Raises JobLost."""
         self._store.delete_key("failed")
         self._store.set(f"request/{self._count}", channel.encode(request, os.getpid(), self._count))
         self._count += 1

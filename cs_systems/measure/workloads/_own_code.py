@@ -165,7 +165,7 @@ def _clip(name: str, device: torch.device) -> Compared:
 
 
 def _data(name: str, device: torch.device) -> Compared:
-    """Compare batches from counted tokens: each token is the previous one plus 1, and each target the next token."""
+    """Compare batches from the tokens 0, 1, 2, …: each token is the previous one plus 1, each target the next token."""
 
     def pairs() -> Pairs:
         batch, length, dataset = 64, 8, numpy.arange(20)

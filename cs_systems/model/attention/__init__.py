@@ -38,11 +38,10 @@ class AttentionBackend:
         tolerance: in the form of TOLERANCE, for outputs and gradients; dtypes that it does not name are not supported.
         algorithm: returns the properties of the implementation's computation for a call, for executed FLOPs and
             predicted memory.
-        rounds_scores: whether it keeps the scores in the dtype of q. The error of a score s is then up to u |s|, u the
-            dtype's
-            unit roundoff, and its weight has that relative error: in bfloat16 (u = 2⁻⁸) 6% at a score of 16, however
-            exact the sums are. A row dominated by one weight has the same error. Must be a literal, like the next four
-            attributes, because a process without torch reads them from the file.
+        rounds_scores: whether it keeps the scores in the dtype of q. The error of a score s is then up to u |s|, with u
+            the dtype's unit roundoff, and its weight has this relative error: in bfloat16 (u = 2⁻⁸) 6% at a score of
+            16, however exact the sums are. A row dominated by one weight has the same error. Must be a literal, like
+            the next four attributes, because a process without torch reads them from the file.
         full_matrix: whether its scores are a whole matrix, computed by torch's own operations as in naive, instead of
             tiles.
         keeps: the properties of its algorithm that determine memory, if they differ from naive's (with `full_matrix`)

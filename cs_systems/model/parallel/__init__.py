@@ -67,9 +67,8 @@ class ParallelStrategy:
     A hook that is not given does nothing, so that strategies compose.
 
     splits: objects that are divided, so that each rank has only a share: "batch", "optimizer", "gradients",
-        "parameters", "features"
-        (heads and d_ff of each block: tensor parallelism). Must be literals, like `overlaps` and `options`, because a
-        process without torch reads them from the file.
+        "parameters", "features" (heads and d_ff of each block: tensor parallelism). Must be literals, like `overlaps`
+        and `options`, because a process without torch reads them from the file.
     overlaps: whether it sends gradients while backward computes others.
     counted: whether this package starts all its collectives, so that they can be counted.
     wrap: `(model, **options) -> model`, before the optimizer is made.

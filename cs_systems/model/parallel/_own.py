@@ -69,7 +69,7 @@ class _Own:
             raise ConfigError(f"strategy {self.name} returned {shown(wrapped)}, which is not a module; name {FORMS}")
         if "parameters" not in self.form.splits and sum(p.numel() for p in wrapped.parameters()) < before:
             raise ConfigError(
-                f"strategy {self.name} leaves a rank fewer parameters, which its name does not tell; name a class or "
+                f"strategy {self.name} leaves a rank fewer parameters, but its name does not say so; name a class or "
                 f"function with fsdp in its name, or add a method {GATHER}() that returns the whole parameters by name"
             )
         return wrapped

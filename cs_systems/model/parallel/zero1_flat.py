@@ -1,8 +1,7 @@
-"""ZeRO stage 1 with flat shards (Rajbhandari et al.
+"""ZeRO stage 1 with flat shards: each rank sends 2 Ψ (N−1)/N bytes, like plain averaging.
 
-2020, P_os, section 7.2.1): 2 Ψ (N−1)/N bytes, like plain averaging.
-
-Parameters lie side by side in buckets, and each rank has the N-th part of every bucket, as `_flat_layout` cuts it.
+Source: Rajbhandari et al. 2020, P_os, section 7.2.1. Parameters lie side by side in buckets, and each rank has the
+N-th part of every bucket, as `_flat_layout` cuts it.
 
 1. Backward's gradients are reduce-scattered bucket by bucket as they become ready, Ψ (N−1)/N, then freed. So a rank
    holds its part of them and a few buckets, as in stage 2.

@@ -59,13 +59,13 @@ def test_tokens_of_each_step_give_the_rate_of_all_of_them(tmp_path: Path) -> Non
         "timed_tokens": 64,
     }
     assert rate(record) == pytest.approx(64 / seconds(record))
-    assert mixed(record) == [BEGIN + "tokens/s is of all of them together"]
+    assert mixed(record) == [BEGIN + "tokens/s is for all of them together"]
 
 
 def test_tokens_of_one_step_are_not_used_for_unequal_steps(tmp_path: Path) -> None:
     record = recorded(tmp_path, [8, 8, 16, 8, 32], tokens=8)
     assert (record.results["ran"][0]["tokens"], rate(record)) == (None, None)
-    assert mixed(record) == [BEGIN + "tokens=8 is not of each of them, and tokens/s is not known"]
+    assert mixed(record) == [BEGIN + "tokens=8 does not hold for each of them, so that tokens/s is unknown"]
     (caveat,) = (caveat for caveat in record.warnings if caveat.code == "mixed-batches")
     assert caveat.remedy == (
         "compare tokens/s, given by `with recorder.step(tokens=…):`, not times; or pad to one length, and drop the "
@@ -90,7 +90,7 @@ def test_samples_of_a_step_are_kept_where_only_their_length_differs(tmp_path: Pa
     (record,) = recorder.records
     assert (record.results["ran"][0]["tokens"], record.results["ran"][0]["timed_tokens"]) == (3, 9)
     assert rate(record) == pytest.approx(9 / seconds(record))
-    assert mixed(record) == [BEGIN + "tokens/s is of all of them together"]
+    assert mixed(record) == [BEGIN + "tokens/s is for all of them together"]
 
 
 def test_tokens_of_accumulated_batches_are_added(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_tokens_of_accumulated_batches_are_added(tmp_path: Path) -> None:
 
 def test_unequal_batches_of_a_loop_without_tokens_are_mentioned(tmp_path: Path) -> None:
     record = recorded(tmp_path, [8, 8, 16, 8, 32])
-    assert (rate(record), mixed(record)) == (None, [BEGIN + "their median is of no one size"])
+    assert (rate(record), mixed(record)) == (None, [BEGIN + "the median mixes sizes"])
 
 
 def test_unequal_batches_of_a_script_are_mentioned(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_unequal_batches_of_a_script_are_mentioned(tmp_path: Path) -> None:
         model(torch.ones(count, 4)).sum().backward()
         optimizer.step()
     recorder.close()
-    assert mixed(recorder.records[0]) == [BEGIN + "their median is of no one size"]
+    assert mixed(recorder.records[0]) == [BEGIN + "the median mixes sizes"]
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_tokens_of_ranks_are_added(tmp_path: Path) -> None:
     whole = merged_loop(ranks, [])
     assert whole.results["ran"][0]["timed_tokens"] == 64 + 65
     assert rate(whole) == pytest.approx(129 / seconds(whole))
-    assert mixed(whole) == [BEGIN + "tokens/s is of all of them together"]
+    assert mixed(whole) == [BEGIN + "tokens/s is for all of them together"]
     assert ranks[1].measurement is not None
     shorter = replace(ranks[1], measurement=replace(ranks[1].measurement, samples=ranks[1].measurement.samples[:3]))
     assert rate(merged_loop({0: ranks[0], 1: shorter}, [])) is None

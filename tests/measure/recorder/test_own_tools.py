@@ -92,7 +92,7 @@ def test_unfinished_profiler_of_the_program_prevents_our_profile(tmp_path: Path)
     assert caveat.message == "timed under the program's own torch.profiler, which cost time"
     assert profiled.status == "unavailable"
     assert profiled.reason == (
-        "the loop ended while its own torch.profiler was active, which excludes a profile by kineto of ours; end it "
+        "the loop ended while its own torch.profiler was active, with which no profile by kineto can be made; end it "
         "3 steps before the loop ends, or leave out --with"
     )
     assert not list(tmp_path.glob("*.trace.json.gz"))

@@ -13,7 +13,7 @@ import cs_systems
 from cs_systems.analysis.diagnosis import diagnose
 from cs_systems.record import RunRecord
 
-MESSAGE = "the batches of the timed steps differ in size; rates are of all of them together, and FLOPs were not counted"
+MESSAGE = "the batches of the timed steps differ in size; rates are for all of them, and FLOPs were not counted"
 
 
 class LanguageModel(nn.Module):

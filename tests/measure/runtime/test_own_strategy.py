@@ -46,7 +46,7 @@ OTHERS = "--optimizer adapters.py:get_adamw_cls --loss adapters.py:run_cross_ent
 FAILING = {
     "student.py:crashes": "RuntimeError: no rank has this",
     "student.py:number": "student.py:number returned 3, which is not a module; name a module such as DDP(module)",
-    "student.py:Quiet": "leaves a rank fewer parameters, which its name does not tell; name a class",
+    "student.py:Quiet": "leaves a rank fewer parameters, but its name does not say so; name a class",
     "student.py:three": "student.py:three(a, b, c) requires b, c; add :b=VALUE to its name and :c=VALUE to its name",
 }
 

@@ -190,8 +190,8 @@ def flash_dkdv_kernel(
         if WINDOWED:
             dk_acc, dv_acc = _dkdv_loop(
                 dk_acc, dv_acc, k_tile, v_tile, keys, q, q_strides, do, do_strides, lse_log2, delta, batch, head, row,
-            row_stride, full_end, end, seq_q, seq_k, offset, window, scale_log2, D, BLOCK_D, BLOCK_M, CAUSAL, WINDOWED,
-            True,
+                row_stride, full_end, end, seq_q, seq_k, offset, window, scale_log2, D, BLOCK_D, BLOCK_M, CAUSAL,
+                WINDOWED, True,
             )  # fmt: skip
     store_tile(dk, dk_strides, batch, head_kv, start, seq_k, dk_acc * scale, BLOCK_N, D, BLOCK_D)
     store_tile(dv, dv_strides, batch, head_kv, start, seq_k, dv_acc, BLOCK_N, D, BLOCK_D)
