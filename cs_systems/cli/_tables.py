@@ -58,17 +58,32 @@ def shortened(sections: Sequence[Section]) -> list[Section]:
     return [(table, rows, [note for note in notes if note.startswith("warning:")]) for table, rows, notes in brief]
 
 
-def closing(sections: Sequence[Section], shown: Sequence[Section], answer: Answer | None) -> str:
+def closing(
+    sections: Sequence[Section], shown: Sequence[Section], answer: Answer | None, output: Path | None = None
+) -> str:
     """Return the end of a short answer: the names of tables that are left out or cut, and the main cause again."""
     from cs_systems.core.printable import plain
     from cs_systems.report.tables.formats import text_width
 
     rows = {table.name: len(rows) for table, rows, _ in shown}
     more = [table.name for table, all_rows, _ in sections if len(all_rows) > rows.get(table.name, 0)]
-    also = f"more with --all, or --table NAME: {', '.join(more)}" if more else ""
+    room = terminal_width(output)
+    width = text_width(room)
+    also = [_listed("more with --all, or --table NAME: ", more, room)] if more else []
     again = [plain(cause.split("; ")[0]) for cause in answer.causes[:1]] if answer and not answer.verdict else []
-    width = text_width(terminal_width())
-    return "".join(_filled(line, width) + "\n" for line in (also, *again) if line)
+    return "\n".join("".join(_filled(line, width) + "\n" for line in part) for part in (also, again) if part)
+
+
+def _listed(before: str, names: Sequence[str], room: int | None) -> str:
+    """Return the words and the names after them: on a terminal one line, with an ellipsis for those without room."""
+    most = len(names)
+    while room and most > 1 and len(before + ", ".join(_first(names, most))) > room:
+        most -= 1
+    return before + ", ".join(_first(names, most))
+
+
+def _first(names: Sequence[str], most: int) -> list[str]:
+    return [*names[:most], *["…"] * (most < len(names))]
 
 
 def check_top(top: int | None, chosen: Sequence[str], tables: Mapping[str, Table[Any]]) -> None:
@@ -125,6 +140,18 @@ def _filled(text: str, width: int) -> str:
     return textwrap.fill(text, width=width, break_on_hyphens=False, break_long_words=False)
 
 
+def _joined(sentences: Sequence[str], width: int) -> list[str]:
+    """Return the sentences wrapped; one that fits beside the end of the one before it stands there."""
+    made: list[str] = []
+    for sentence in sentences:
+        beside = _filled(f"{made[-1]} · {sentence}", width) if made else ""
+        if made and beside.count("\n") == _filled(made[-1], width).count("\n"):
+            made[-1] += f" · {sentence}"
+        else:
+            made.append(sentence)
+    return [_filled(one, width) for one in made]
+
+
 def document_text(
     format: str,
     heading: Sequence[str],
@@ -154,7 +181,7 @@ def document_text(
         fill = partial(_filled, width=width)
         first, *rest = map(plain, heading)
         # In a pipe the first line is not wrapped, so that a program can find the file name in it.
-        lines = [first if terminal_width(output) is None else fill(first), *map(fill, rest)]
+        lines = [first, *map(fill, rest)] if terminal_width(output) is None else _joined([first, *rest], width)
         return [begin + "\n".join(lines) + "\n", *(table_text(*section, format, output) for section in sections)]
     (table, rows, notes), *others = sections
     return [
@@ -174,4 +201,6 @@ def answer_text(
     if not is_short(args):
         return document_text(args.format, heading, sections, args.output, answer, doubt)
     shown = shortened(sections)
-    return [*document_text(args.format, heading, shown, args.output, answer, doubt), closing(sections, shown, answer)]
+    text = document_text(args.format, heading, shown, args.output, answer, doubt)
+    text[-1] += closing(sections, shown, answer, args.output)
+    return text

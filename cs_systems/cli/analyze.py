@@ -230,7 +230,9 @@ def _analysis(args: Analyze, tables: Sequence[str], source: Source, profile: Pro
     found = None if args.table else _answer(profile)
     heading = _heading(source, profile)
     text = answer_text(args, heading, sections, found, profile.incomplete)
-    return [*text, _try(args, source, found)] if found and is_short(args) else text
+    if found and is_short(args):
+        text[-1] += _try(args, source, found)
+    return text
 
 
 def _try(args: Analyze, source: Source, answer: Answer) -> str:

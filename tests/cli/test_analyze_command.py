@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -50,14 +51,29 @@ def test_short_answer_fits_a_screen_and_ends_with_its_first_cause_and_the_comman
 ) -> None:
     assert analyze(nsys_path) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 45  # 9 of them the causes
+    assert len(lines) <= 43  # 9 of them the causes, and 3 below headings, which a terminal shows in bold instead
     captions = [name for name, table in DECLARED.items() if table.caption in lines]
     assert captions == ["phases", "kernels", "gaps"]
     more = " ".join(lines).partition("more with --all, or --table NAME: ")[2]
     assert more.startswith("steps, ratio, phases, families, kernels, layers,")
-    more, advise = more.split("  advise:  ")
+    more, advise = more.split(" advise:  ")
     assert more.endswith(f" {lines[0].removeprefix('1. ')} or capture the step in a CUDA graph (torch.cuda.graph)")
     assert advise == "cs-systems advise --levers compile -- YOUR_SCRIPT.py"
+
+
+@pytest.mark.parametrize(
+    ("command", "file"), [("analyze", "kineto_h200_step.json"), ("snapshot", "snapshot_h200_step.pickle")]
+)
+def test_short_answer_takes_at_most_forty_lines_of_a_terminal_with_80_columns(
+    command: str, file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("cs_systems.cli._tables.terminal_width", lambda *_: 80)
+    monkeypatch.chdir(Path(__file__).parents[1] / "data")
+    assert main([command, f"{file}.gz"]) == 0
+    lines = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out).splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+    assert next(line for line in lines if line.startswith("more with --all")).endswith(", …")
 
 
 def test_short_answer_of_a_trace_without_kernels_has_its_first_tables(

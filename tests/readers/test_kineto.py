@@ -241,4 +241,4 @@ def test_damaged_events_are_counted(kineto_events: list[Event], write_trace: Wri
 def test_steps_without_step_range_last_from_forward_to_forward(kineto_trace: Trace) -> None:
     made = profile(kineto_trace)
     assert [kernels.calls for kernels in made.by_step.values()] == [238, 238, 238]
-    assert "no range is named step: a step is assumed to last from one forward" in made.notes[0]
+    assert "no range is named step: each step is assumed to begin with its forward" in made.notes[0]

@@ -26,7 +26,7 @@ from cs_systems.readers._lost_kernels import zero_kernels
 from cs_systems.readers.forms.columns import Bools, Categorical, Ints, Ranges, distinct
 from cs_systems.readers.forms.trace import Function, Kernels, Step, Trace, steps_of
 
-BY_PHASES = "no range is named step: a step is assumed to last from one forward to the last phase before the next"
+BY_PHASES = "no range is named step: each step is assumed to begin with its forward"
 LEAST_LONGER = 0.01  # share of a step: kernels that end later belong to its time
 MOST_NAMED = 5  # number of steps that a sentence lists
 RECORDING = "recording"  # name of the only step if nothing marks steps

@@ -19,6 +19,7 @@ from cs_systems.core.printable import plain, text_cell, visible
 from cs_systems.report.tables import latex, typst
 from cs_systems.report.tables.columns import Column
 from cs_systems.report.tables.fitting import (
+    GAP,
     NARROW_WIDTH,
     WRAP_WIDTH,
     fitting,
@@ -68,7 +69,7 @@ def terminal(tables: Sequence[Table], width: int | None, color: bool) -> str:
             room = max(
                 console.width, least(columns, wrap)
             )  # wider than the terminal if otherwise a number would be cut
-            _console(out, room, color).print(_rich(table, columns, widths(columns, room, wrap)))
+            _console(out, room, color).print(_rich(table, columns, widths(columns, room, wrap), ruled=not color))
         if left_out:
             hidden = ", ".join(headings[c.name] for c in left_out)
             console.print(Text(f"hidden columns: {hidden}; widen the terminal or {table.remedy}", style="dim"))
@@ -100,12 +101,14 @@ def _console(out: io.StringIO, width: int, color: bool) -> Console:
     return Console(file=out, width=width, height=25, force_terminal=color, no_color=not color, highlight=False)
 
 
-def _rich(table: Table, columns: Sequence[Column], widths: Sequence[int]) -> RichTable:
+def _rich(table: Table, columns: Sequence[Column], widths: Sequence[int], *, ruled: bool) -> RichTable:
+    """Return the table for rich; `ruled`: with a line below the headings, which bold headings do not need."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    rich = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    frame, gap = (box.SIMPLE_HEAD, GAP - 1) if ruled else (None, GAP)  # the frame itself adds a space
+    rich = RichTable(box=frame, padding=(0, gap, 0, 0), show_edge=False, pad_edge=False)
     for c, width in zip(columns, widths, strict=True):
         heading = Text("\n".join(filter(None, (c.title, c.unit))))
         justify: JustifyMethod = "right" if c.numeric else "left"
