@@ -1,4 +1,4 @@
-"""Edits of a script by its syntax tree: lines after the imports, keywords in calls, lines before an optimizer."""
+"""Edits of a script by its syntax tree: added lines and keywords, replaced expressions, and removed statements."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def in_calls(names: Collection[str], keywords: Mapping[str, str], unless: Collec
         found = [
             node
             for node in ast.walk(ast.parse(source))
-            if isinstance(node, ast.Call) and name_of(node) in names and _has_none(node, {*keywords, *unless})
+            if isinstance(node, ast.Call) and _is_named(node, names) and _has_none(node, {*keywords, *unless})
         ]
         for node in sorted(found, key=lambda one: (one.end_lineno or 0, one.end_col_offset or 0), reverse=True):
             source = _with_keywords(source, node, keywords)
@@ -54,6 +54,82 @@ def before_optimizer(line: str) -> Edit:
     return edit
 
 
+def replaced(text_of: Callable[[ast.expr], str | None]) -> Edit:
+    """Return the edit that replaces each expression for which `text_of` returns a text, the innermost ones first."""
+
+    def edit(source: str) -> str | None:
+        changed = source
+        while True:
+            found = [
+                (node, text)
+                for node in ast.walk(ast.parse(changed))
+                if isinstance(node, ast.expr) and (text := text_of(node)) is not None
+            ]
+            if not found:
+                return changed if changed != source else None
+            node, text = found[-1]
+            changed = _with_text(changed, node, text)
+
+    return edit
+
+
+def replaced_argument(name: str, text: str) -> Edit:
+    """Return the edit that replaces the only argument of each call of a dotted name."""
+
+    def edit(source: str) -> str | None:
+        calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+        values = [node.args[0] for node in calls if dotted(node.func) == name and len(node.args) == 1]
+        return _with_texts(source, values, text)
+
+    return edit
+
+
+def with_value(keyword: str, old: object, new: str, names: Collection[str] = ()) -> Edit:
+    """Return the edit that changes a keyword's value in calls, of these names if any are given."""
+
+    def edit(source: str) -> str | None:
+        values = [
+            each.value
+            for node in ast.walk(ast.parse(source))
+            if isinstance(node, ast.Call) and (not names or _is_named(node, names))
+            for each in node.keywords
+            if each.arg == keyword and isinstance(each.value, ast.Constant) and each.value.value is old
+        ]
+        return _with_texts(source, values, new)
+
+    return edit
+
+
+def without_calls(names: Collection[str]) -> Edit:
+    """Return the edit that removes statements which only call one of these names, such as `gc.collect`."""
+
+    def edit(source: str) -> str | None:
+        found: dict[int, tuple[ast.stmt, bool]] = {}
+        for parent in ast.walk(ast.parse(source)):
+            for _, block in ast.iter_fields(parent):
+                if isinstance(block, list):
+                    removed = [one for one in block if _only_calls(one, names)]
+                    found |= {one.lineno: (one, len(removed) == len(block)) for one in removed}
+        for number in sorted(found, reverse=True):
+            statement, is_whole_block = found[number]
+            source = _without(source, statement, is_whole_block)
+        return source if found else None
+
+    return edit
+
+
+def chained(*edits: Edit) -> Edit:
+    """Return the edit that makes those of these edits that find a place."""
+
+    def edit(source: str) -> str | None:
+        changed = source
+        for one in edits:
+            changed = one(changed) or changed
+        return changed if changed != source else None
+
+    return edit
+
+
 def optimizers(source: str) -> Iterator[tuple[ast.stmt, str]]:
     """Yield each statement that makes an optimizer of `NAME.parameters()`, with the name."""
     for statement in ast.walk(ast.parse(source)):
@@ -70,7 +146,7 @@ def optimizers(source: str) -> Iterator[tuple[ast.stmt, str]]:
 
 def calls(source: str, names: Collection[str]) -> bool:
     """Return whether a script calls one of these names."""
-    return any(isinstance(node, ast.Call) and name_of(node) in names for node in ast.walk(ast.parse(source)))
+    return any(isinstance(node, ast.Call) and _is_named(node, names) for node in ast.walk(ast.parse(source)))
 
 
 def name_of(call: ast.Call) -> str:
@@ -79,6 +155,11 @@ def name_of(call: ast.Call) -> str:
         case ast.Attribute(attr=name) | ast.Name(id=name):
             return name
     return ""
+
+
+def _is_named(call: ast.Call, names: Collection[str]) -> bool:
+    """Return whether the called name, or its last part, is one of these."""
+    return name_of(call) in names or dotted(call.func) in names
 
 
 def _has_none(call: ast.Call, keywords: Collection[str]) -> bool:
@@ -97,6 +178,43 @@ def _with_keywords(source: str, call: ast.Call, keywords: Mapping[str, str]) -> 
     separator = "" if kept.endswith("(") else " " if kept.endswith(",") else ", "
     spaces = before[len(kept) :]
     return "".join([kept, separator, text, spaces if "\n" in spaces else "", line[end:].decode(), *lines[at + 1 :]])
+
+
+def dotted(node: ast.expr) -> str:
+    """Return a name with its attributes, `torch.cuda.empty_cache`; "" for another expression."""
+    if isinstance(node, ast.Name):
+        return node.id
+    owner = dotted(node.value) if isinstance(node, ast.Attribute) else ""
+    return f"{owner}.{node.attr}" if owner and isinstance(node, ast.Attribute) else ""
+
+
+def _only_calls(node: object, names: Collection[str]) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and dotted(node.value.func) in names
+
+
+def _with_texts(source: str, nodes: Collection[ast.expr], text: str) -> str | None:
+    """Return the source with each of these expressions replaced; None without any."""
+    for node in sorted(nodes, key=lambda one: (one.lineno, one.col_offset), reverse=True):
+        source = _with_text(source, node, text)
+    return source if nodes else None
+
+
+def _with_text(source: str, node: ast.expr, text: str) -> str:
+    lines = source.encode().splitlines(keepends=True)
+    first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
+    before, after = lines[first][: node.col_offset], lines[last][node.end_col_offset or 0 :]
+    return b"".join([*lines[:first], before, text.encode(), after, *lines[last + 1 :]]).decode()
+
+
+def _without(source: str, statement: ast.stmt, is_whole_block: bool) -> str:
+    """Return the source without a statement, or with `pass` if its block has no other and so cannot be empty."""
+    lines = source.splitlines(keepends=True)
+    first, last = statement.lineno - 1, statement.end_lineno or statement.lineno
+    is_alone = not lines[first][: statement.col_offset].strip() and not lines[last - 1].rstrip().endswith(";")
+    if is_whole_block or not is_alone:
+        assert isinstance(statement, ast.Expr)
+        return _with_text(source, statement.value, "pass")
+    return "".join([*lines[:first], *lines[last:]])
 
 
 def _inserted(source: str, after: int, added: list[str]) -> str:

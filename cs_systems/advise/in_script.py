@@ -1,4 +1,4 @@
-"""Levers applied inside the process of an unedited script, right after it imports torch."""
+"""Levers applied inside the process of an unedited script: its text, and torch right after the script imports it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,15 @@ def apply(levers: Iterable[str], seed: int) -> None:
             lever.script.hook()
     if seed:
         _shift_seeds(seed)
+
+
+def edited(levers: Iterable[str], source: str) -> str:
+    """Return the script's text with those levers written into it that no hook can apply."""
+    for name in levers:
+        script = plugins.get("levers", name).script
+        if script is not None and script.hook is None and script.patch is not None:
+            source = script.patch(source) or source
+    return source
 
 
 def _shift_seeds(by: int) -> None:

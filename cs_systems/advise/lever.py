@@ -105,6 +105,13 @@ class Situation:
         return isinstance(self.cell, RunConfig) and self.cell.graph == "step"
 
     @cached_property
+    def causes(self) -> Mapping[str, float]:
+        """Causes that the diagnosis names for the present step: code → share of the step."""
+        from cs_systems.analysis.diagnosis import diagnose
+
+        return {one.code: one.share for one in diagnose(self.history[-1:]).diagnoses}
+
+    @cached_property
     def host_s(self) -> float:
         """Time in which the host submits a step; 0 where the host is the device, or launches a CUDA graph."""
         if self.record is None or not self.on_gpu or self.is_captured:
@@ -213,7 +220,8 @@ class ScriptChange:
         what: the change in words: "TF32 in matrix products".
         unfit: returns why it does not apply to a script, or None.
         environment: variables of the script's process.
-        hook: changes PyTorch in the script's process, right after its import; None if the variables are enough.
+        hook: changes PyTorch in the script's process, right after its import; None if the variables are enough, or if
+            only a patch expresses the change: then a trial runs the patched text, which is written to no file.
         patch: returns the text of a script with the change written into it; None if it does not find the place.
     """
 
@@ -366,7 +374,8 @@ def _of_script(situation: Situation, name: str, lever: Lever) -> Iterator[Propos
         yield name, reason
     else:
         plan = replace(situation.cell, levers=(*situation.cell.levers, name))
-        yield Proposal(name, plan, lever.script.what, lever.numbers, lever.usual, cost=lever.cost)
+        usual = max(lever.usual, *(situation.causes.get(code, 0.0) for code in lever.remedies), 0.0)
+        yield Proposal(name, plan, lever.script.what, lever.numbers, usual, cost=lever.cost)
 
 
 def only_built_in(situation: Situation) -> str | None:

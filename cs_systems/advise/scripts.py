@@ -116,7 +116,7 @@ class ScriptBench(Budgeted):
             edited = script.patch(source) if script.patch else None
             if edited is not None:
                 source = edited
-            elif script.hook is not None:
+            elif not script.environment:
                 missing.append(name)
         return source, missing
 

@@ -16,6 +16,7 @@ from cs_systems.core.printable import command_line, plain, visible
 if TYPE_CHECKING:
     from cs_systems.advise.scripts import ScriptBench
     from cs_systems.advise.search import Search
+    from cs_systems.record import RunRecord
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,8 @@ def _deliver(search: Search, bench: ScriptBench, folder: Path, script: Path, sou
     write_file(folder / FILE, json.dumps(data, indent=1).encode())
     print_answer(answer)
     width = text_width(terminal_width())
+    for sentence in by_hand(answer.history[-1]):
+        print(textwrap.fill(f"left for you: {plain(sentence)}", width, subsequent_indent="  ", break_on_hyphens=False))
     if variables := bench.environment(best):
         words = [f"{name}={value}" for name, value in variables.items()]
         print(visible(f"run it with: {command_line(*words)} {command_line('python', *bench.words)}"))
@@ -120,6 +123,15 @@ def _deliver(search: Search, bench: ScriptBench, folder: Path, script: Path, sou
     if patch:
         write_file(folder / "advice.diff", patch.encode())
         print(visible(f"diff:    {folder / 'advice.diff'}\n\n{patch}"), end="")
+
+
+def by_hand(record: RunRecord) -> list[str]:
+    """Return the causes that the diagnosis names for a step and no lever of scripts mends, with their remedies."""
+    from cs_systems.advise.lever import all_levers
+    from cs_systems.analysis.diagnosis import diagnose
+
+    mended = {code for lever in all_levers().values() if lever.script for code in lever.remedies}
+    return [one.sentence for one in diagnose([record]).diagnoses if one.code not in mended]
 
 
 def _try_patch(search: Search, bench: ScriptBench, script: Path, source: str) -> None:

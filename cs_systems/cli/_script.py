@@ -122,7 +122,7 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
     failed: BaseException | None = None
     status = 0
     try:
-        _become(argv)
+        _become(argv, levers)
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
         raise
@@ -156,8 +156,8 @@ def _watch_ends(leave: Callable[..., None], leave_line: Callable[[], None]) -> N
         before(os, name, ends)
 
 
-def _become(argv: list[str]) -> None:
-    """Run the script, or the module named after -m, as Python would."""
+def _become(argv: list[str], levers: Sequence[str] = ()) -> None:
+    """Run the script, or the module named after -m, as Python would; `levers` may change the text that runs."""
     if argv[0] == "-m":
         sys.argv = argv[1:]
         runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
@@ -167,7 +167,12 @@ def _become(argv: list[str]) -> None:
     sys.path[0] = str(Path(os.path.realpath(file)).parent)
     module = types.ModuleType("__main__")
     module.__dict__.update(__file__=file, __builtins__=__builtins__, __cached__=None)
-    code = compile(Path(file).read_bytes(), file, "exec")
+    source: str | bytes = Path(file).read_bytes()
+    if levers:
+        from cs_systems.advise import in_script
+
+        source = in_script.edited(levers, Path(file).read_text())
+    code = compile(source, file, "exec")
     sys.modules["__main__"] = module
     exec(code, module.__dict__)
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cs_systems.advise import edits
+from cs_systems.advise import edits, in_script
 from cs_systems.advise.lever import ScriptPlan, Situation, all_levers, proposals
+from cs_systems.advise.levers.data_loader import WORKERS
 from cs_systems.advise.scripts import ScriptBench, diff
 from cs_systems.analysis.diagnosis import Answer as DiagnosisAnswer
 from cs_systems.analysis.diagnosis import Diagnosis
@@ -51,7 +52,8 @@ def bench(tmp_path: Path) -> ScriptBench:
 
 
 def test_every_edit_gives_a_script_that_compiles_and_has_the_change(tmp_path: Path) -> None:
-    names = tuple(name for name, lever in all_levers().items() if lever.script and lever.script.patch)
+    applying = (one for one in proposals(Situation(ScriptPlan(), GPU, source=SCRIPT), all_levers()))
+    names = tuple(one.lever for one in applying if not isinstance(one, tuple))
     text, missing = bench(tmp_path).patched(ScriptPlan(names), SCRIPT)
     ast.parse(text)
     assert missing == []
@@ -123,18 +125,92 @@ def test_levers_of_a_script_apply_or_have_a_reason(environment: object) -> None:
     assert reasons["batch_size"] == "it cannot be applied to a script from outside"
 
 
+EDITS = {
+    "anomaly_detection": (
+        "torch.autograd.set_detect_anomaly(True)\nwith torch.autograd.detect_anomaly():\n"
+        "    fit(detect_anomaly=True)\n",
+        "torch.autograd.set_detect_anomaly(False)\nwith torch.autograd.set_detect_anomaly(False):\n"
+        "    fit(detect_anomaly=False)\n",
+    ),
+    "called_collections": (
+        "for x in loader:\n    step(x)\n    gc.collect()\n    if big:\n        torch.cuda.empty_cache()\n"
+        "x = 1; gc.collect()\n",
+        "for x in loader:\n    step(x)\n    if big:\n        pass\nx = 1; pass\n",
+    ),
+    "checkpointing": (
+        "from torch.utils import checkpoint as c\n"
+        "y = c.checkpoint(a, c.checkpoint(b, x, use_reentrant=False), mask=m)\n"
+        "Arguments(gradient_checkpointing=True)\n",
+        "from torch.utils import checkpoint as c\ny = a(b(x), mask=m)\nArguments(gradient_checkpointing=False)\n",
+    ),
+    "data_loader": ("DataLoader(data, num_workers=0)\n", f"DataLoader(data, num_workers={WORKERS})\n"),
+    "dynamic_shapes": (
+        "a = torch.compile(a, dynamic=False)\nb = torch.compile(b)\nre.compile('x')\n",
+        "a = torch.compile(a, dynamic=True)\nb = torch.compile(b, dynamic=True)\nre.compile('x')\n",
+    ),
+    "evaluation_without_gradients": (
+        "import torch\nclass T:\n    def validate(self, x):\n        return self.net(x).item()\n"
+        "@torch.no_grad()\ndef evaluate(x):\n    return net(x)\ndef train(x):\n    net.eval()\n    net(x).backward()\n",
+        "import torch\nclass T:\n    @torch.no_grad()\n    def validate(self, x):\n        return self.net(x).item()\n"
+        "@torch.no_grad()\ndef evaluate(x):\n    return net(x)\ndef train(x):\n    net.eval()\n    net(x).backward()\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_patch_changes_only_the_places_that_it_is_for(name: str) -> None:
+    before, after = EDITS[name]
+    script = all_levers()[name].script
+    assert script is not None
+    assert script.patch is not None
+    assert script.patch(before) == after
+    assert script.patch("import torch\nfor batch in data:\n    train(batch)\n") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "reason"),
+    [
+        ("anomaly_detection", "", "the script does not switch anomaly detection on"),
+        ("called_collections", "gc.freeze()", "the script calls no gc.collect()"),
+        ("checkpointing", "", "the script recomputes nothing"),
+        ("data_loader", "DataLoader(data, num_workers=4)", "the script sets num_workers itself"),
+        ("dynamic_shapes", "re.compile('x')", "the script compiles no model"),
+        ("evaluation_without_gradients", "import torch", "no function evaluates with gradients"),
+        ("threads", "torch.set_num_threads(8)", "the number of threads is set already"),
+    ],
+)
+def test_lever_that_has_nothing_to_change_says_so(name: str, source: str, reason: str) -> None:
+    situation = Situation(ScriptPlan(), CPU, source=source)
+    assert dict(one for one in proposals(situation, all_levers()) if isinstance(one, tuple))[name] == reason
+
+
+def test_text_with_a_lever_that_has_no_hook_is_what_runs() -> None:
+    before, after = EDITS["evaluation_without_gradients"]
+    assert in_script.edited(["evaluation_without_gradients", "anomaly_detection"], before) == after
+    assert in_script.edited(["anomaly_detection"], EDITS["anomaly_detection"][0]) == EDITS["anomaly_detection"][0]
+
+
 HOOKS = """
 import gc, torch
 from torch import nn
 from torch.utils.data import DataLoader
 from cs_systems.advise import in_script
-in_script.apply(["fused_optimizer", "data_loader", "zero_grad", "garbage_collection", "channels_last"], 5)
+in_script.apply(["fused_optimizer", "data_loader", "zero_grad", "garbage_collection", "channels_last",
+    "anomaly_detection", "called_collections", "checkpointing", "dynamic_shapes", "threads"], 5)
+torch.autograd.set_detect_anomaly(True)
+assert not torch.is_anomaly_enabled() and gc.collect() == 0
+from torch.utils.checkpoint import checkpoint
+assert checkpoint(max, 1, 2, use_reentrant=False) == 2
+threads = torch.get_num_threads()
+torch.set_num_threads(threads + 1)
+assert torch.get_num_threads() == threads
+assert torch.compile(backend="eager")(nn.Linear(2, 2)).dynamo_ctx._dynamic is True
 model = nn.Sequential(nn.Conv2d(3, 4, 2), nn.Linear(4, 4))
 optimizer = torch.optim.AdamW(model.parameters())
 plain = torch.optim.SGD(model.parameters(), foreach=True)
 assert optimizer.defaults["fused"] is True and plain.defaults["fused"] is None
 assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
-assert DataLoader(range(4)).num_workers > 0 and DataLoader(range(4), num_workers=0).num_workers == 0
+assert DataLoader(range(4)).num_workers > 0 and DataLoader(range(4), num_workers=3).num_workers == 3
 model[1].weight.grad = torch.ones(4, 4)
 optimizer.zero_grad(set_to_none=False)
 assert model[1].weight.grad is None

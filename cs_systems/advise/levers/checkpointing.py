@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Sequence
+from typing import Any
 
-from cs_systems.advise.lever import Lever, Option, Situation
+from cs_systems.advise.edits import chained, name_of, replaced, with_value
+from cs_systems.advise.lever import Lever, Option, ScriptChange, Situation
 from cs_systems.config import Mode
+
+OF_CHECKPOINT = ("use_reentrant", "context_fn", "determinism_check", "debug", "early_stop", "preserve_rng_state")
 
 
 def options(situation: Situation) -> Sequence[Option] | str:
@@ -28,10 +33,40 @@ def options(situation: Situation) -> Sequence[Option] | str:
     return [Option({"checkpoint": "none"})]
 
 
+def unfit(situation: Situation) -> str | None:
+    is_used = "checkpoint(" in situation.source or "gradient_checkpointing" in situation.source
+    return None if is_used or "recomputation" in situation.causes else "the script recomputes nothing"
+
+
+def hook() -> None:
+    from torch.utils import checkpoint
+
+    def called(function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call the function once, and keep its activations."""
+        return function(*args, **{name: value for name, value in kwargs.items() if name not in OF_CHECKPOINT})
+
+    checkpoint.checkpoint = called
+
+
+def _direct(node: ast.expr) -> str | None:
+    """Return the direct call for torch's checkpoint(function, …)."""
+    if not isinstance(node, ast.Call) or name_of(node) != "checkpoint" or not node.args:
+        return None
+    kept = [each for each in node.keywords if each.arg not in OF_CHECKPOINT]
+    return ast.unparse(ast.Call(node.args[0], node.args[1:], kept))
+
+
+def patch(source: str) -> str | None:
+    if "torch.utils" not in source:  # another function named checkpoint, such as one that saves the model
+        return with_value("gradient_checkpointing", True, "False")(source)
+    return chained(replaced(_direct), with_value("gradient_checkpointing", True, "False"))(source)
+
+
 LEVER = Lever(
     "",
     options,
     "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)",
     0.2,
+    ScriptChange("activations kept instead of recomputed", unfit, hook=hook, patch=patch),
     remedies=("kept-activations", "recomputation", "out-of-memory"),
 )

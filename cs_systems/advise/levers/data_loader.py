@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from typing import Any
 
-from cs_systems.advise.edits import calls, in_calls
+from cs_systems.advise.edits import calls, chained, in_calls, with_value
 from cs_systems.advise.lever import Lever, ScriptChange, Situation
 
 WORKERS = max(1, min(4, (os.cpu_count() or 2) // 2))
@@ -15,7 +16,8 @@ WORKERS = max(1, min(4, (os.cpu_count() or 2) // 2))
 def unfit(situation: Situation) -> str | None:
     if not calls(situation.source, ("DataLoader",)):
         return "the script makes no DataLoader"
-    return "the script sets num_workers itself" if "num_workers" in situation.source else None
+    takes = re.search(r"num_workers\s*=\s*(?!0\b)", situation.source)
+    return "the script sets num_workers itself" if takes else None
 
 
 def hook() -> None:
@@ -29,6 +31,8 @@ def hook() -> None:
         if "num_workers" not in kwargs:
             kwargs |= {"num_workers": WORKERS, "persistent_workers": True}
             kwargs.setdefault("pin_memory", torch.cuda.is_available())
+        elif kwargs["num_workers"] == 0:
+            kwargs["num_workers"] = WORKERS
         made(self, *args, **kwargs)
 
     DataLoader.__init__ = with_workers  # type: ignore[method-assign]
@@ -44,7 +48,7 @@ LEVER = Lever(
         f"{WORKERS} worker{'s' if WORKERS > 1 else ''} of the DataLoader that persist, pinned memory on a GPU",
         unfit,
         hook=hook,
-        patch=in_calls(("DataLoader",), KEYWORDS),
+        patch=chained(with_value("num_workers", 0, str(WORKERS), ("DataLoader",)), in_calls(("DataLoader",), KEYWORDS)),
     ),
     remedies=("data-input", "batch-preparation"),
 )

@@ -1,20 +1,35 @@
-"""Half as many threads as the CPU offers: two threads of one core share its units, and other work keeps a core."""
+"""Fewer threads: two threads of one core share its units, and more threads than cores wait for each other."""
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
+from cs_systems.advise.edits import replaced_argument
 from cs_systems.advise.lever import Lever, ScriptChange, Situation
 
 THREADS = max(1, (os.cpu_count() or 2) // 2)
+SETS = "torch.set_num_threads"
 
 
 def unfit(situation: Situation) -> str | None:
     if situation.on_gpu:
         return "the step computes on a GPU"
-    if "set_num_threads" in situation.source or "OMP_NUM_THREADS" in os.environ:
+    is_set = SETS in situation.source or "OMP_NUM_THREADS" in os.environ
+    if is_set and "too-many-threads" not in situation.causes:
         return "the number of threads is set already"
     return "the CPU has one core" if (os.cpu_count() or 1) == 1 else None
+
+
+def hook() -> None:
+    import torch
+
+    torch.set_num_threads(THREADS)
+
+    def stay(*_: Any) -> None:
+        """Keep the number of threads."""
+
+    torch.set_num_threads = stay
 
 
 LEVER = Lever(
@@ -22,5 +37,12 @@ LEVER = Lever(
     None,
     f"OMP_NUM_THREADS={THREADS}",
     0.05,
-    ScriptChange(f"{THREADS} thread{'s' if THREADS > 1 else ''}", unfit, {"OMP_NUM_THREADS": str(THREADS)}),
+    ScriptChange(
+        f"{THREADS} thread{'s' if THREADS > 1 else ''}",
+        unfit,
+        {"OMP_NUM_THREADS": str(THREADS)},
+        hook,
+        replaced_argument(SETS, str(THREADS)),
+    ),
+    remedies=("too-many-threads",),
 )

@@ -1,0 +1,50 @@
+"""Anomaly detection of autograd off: no stack is stored for each operator, and no gradient is searched for NaN."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from cs_systems.advise.edits import chained, dotted, name_of, replaced, with_value
+from cs_systems.advise.lever import Lever, ScriptChange, Situation
+
+OFF = "torch.autograd.set_detect_anomaly(False)"
+
+
+def unfit(situation: Situation) -> str | None:
+    return None if "detect_anomaly" in situation.source else "the script does not switch anomaly detection on"
+
+
+def hook() -> None:
+    import torch
+
+    def stay_off(*_: Any, **__: Any) -> None:
+        """Leave anomaly detection off, whatever is asked."""
+
+    torch.set_anomaly_enabled = stay_off  # type: ignore[assignment]
+
+
+def switched_off(node: ast.expr) -> str | None:
+    """Return the call that replaces one which switches the detection on."""
+    if not isinstance(node, ast.Call):
+        return None
+    if dotted(node.func).endswith("autograd.detect_anomaly"):
+        return OFF
+    given = (*node.args[:1], *(each.value for each in node.keywords if each.arg == "mode"))
+    is_on = any(isinstance(value, ast.Constant) and value.value is True for value in given)
+    return OFF if name_of(node) == "set_detect_anomaly" and is_on else None
+
+
+LEVER = Lever(
+    "",
+    None,
+    OFF,
+    0.4,
+    ScriptChange(
+        "anomaly detection off",
+        unfit,
+        hook=hook,
+        patch=chained(replaced(switched_off), with_value("detect_anomaly", True, "False")),
+    ),
+    remedies=("anomaly-detection",),
+)

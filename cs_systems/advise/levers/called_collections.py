@@ -1,0 +1,36 @@
+"""Garbage collections and emptied caches that the loop asks for, left out."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+from cs_systems.advise.edits import without_calls
+from cs_systems.advise.lever import Lever, ScriptChange, Situation
+
+CALLS = ("gc.collect", "torch.cuda.empty_cache")
+
+
+def unfit(situation: Situation) -> str | None:
+    return None if any(f"{call}(" in situation.source for call in CALLS) else f"the script calls no {CALLS[0]}()"
+
+
+def hook() -> None:
+    import torch
+
+    def ignored(*_: Any) -> int:
+        """Collect nothing."""
+        return 0
+
+    gc.collect = ignored
+    torch.cuda.empty_cache = ignored  # type: ignore[assignment]
+
+
+LEVER = Lever(
+    "",
+    None,
+    "no gc.collect() and no torch.cuda.empty_cache() in the loop",
+    0.2,
+    ScriptChange("gc.collect() and empty_cache() left out", unfit, hook=hook, patch=without_calls(CALLS)),
+    remedies=("garbage-collection", "device-allocation"),
+)
