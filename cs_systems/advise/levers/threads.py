@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from cs_systems.advise.edits import replaced_argument
 from cs_systems.advise.lever import Lever, ScriptChange, Situation
@@ -26,7 +25,7 @@ def hook() -> None:
 
     torch.set_num_threads(THREADS)
 
-    def stay(*_: Any) -> None:
+    def stay(nthreads: int) -> None:
         """Keep the number of threads."""
 
     torch.set_num_threads = stay

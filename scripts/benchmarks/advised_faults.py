@@ -1,0 +1,131 @@
+"""Searches of `cs-systems advise` in programs with a planted fault that a lever mends, and in healthy ones.
+
+Question: is the lever that mends the fault kept, does its diff run, and is nothing claimed for a healthy program?
+Method: LEVERS maps faults of diagnosis_truth/faults/loops to the levers that mend them. Each program is searched with
+all levers, unedited, within the same time, on a CPU with one thread per process. A fault counts as mended if one of
+its levers is kept and the gain of all kept levers, measured side by side at the end, excludes 1. A healthy program
+counts as right if nothing is kept, or if the interval of the whole gain excludes 1: a program without a fault may still
+become faster. The diff is applied to a copy and timed by `--apply-patch`. Output: a markdown table: program, kept levers,
+whole gain with its interval, gain of the diff, verdict. Committed: profiles/diagnosis_truth/advised.md. For a quiet
+machine; about a minute and a half for each program.
+
+    python scripts/benchmarks/advised_faults.py
+    python scripts/benchmarks/advised_faults.py --programs anomaly_mode healthy_plain --budget 60s --output table.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FAULTS = Path(__file__).with_name("diagnosis_truth") / "faults" / "loops"
+COMMITTED = ROOT / "profiles" / "diagnosis_truth" / "advised.md"
+LEVERS = {
+    "anomaly_mode": ("anomaly_detection",),
+    "archive_opened_per_item": ("data_loader",),
+    "checkpoint_not_reentrant": ("checkpointing",),
+    "checkpoint_reentrant": ("checkpointing",),
+    "compile_each_length": ("dynamic_shapes",),
+    "decode_in_getitem": ("data_loader",),
+    "gc_collect_each_step": ("called_collections",),
+    "gc_every_fourth": ("called_collections",),
+    "tokenize_in_collate": ("data_loader",),
+    "too_many_threads": ("threads",),
+    "validation_builds_graphs": ("evaluation_without_gradients",),
+}
+HEALTHY = ("healthy_accumulation", "healthy_augmentations", "healthy_inference", "healthy_lstm", "healthy_plain")
+ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "100"}
+DIFF = re.compile(r"^the diff, in a copy of the folder: (?:no sure gain: )?([\d.]+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Searched:
+    """Answer of the search in one program. gain, low, high: of all kept levers; of_diff: of the diff alone."""
+
+    program: str
+    kept: tuple[str, ...]
+    gain: float | None
+    low: float | None
+    high: float | None
+    of_diff: float | None
+
+    @property
+    def verdict(self) -> str:
+        mending = LEVERS.get(self.program)
+        if mending is None:
+            return "right" if not self.kept or (self.low or 0.0) > 1 else "a gain that is not sure"
+        if not {*mending} & {*self.kept}:
+            return f"not mended: {mending[0]} is not kept"
+        return "mended" if (self.low or 0.0) > 1 else "kept, but the whole gain is not sure"
+
+
+def search(program: str, budget: str) -> Searched:
+    with tempfile.TemporaryDirectory() as folder:
+        for file in (FAULTS / f"{program}.py", *FAULTS.glob("_*.py")):
+            shutil.copy(file, folder)
+        words = ["advise", "--budget", budget, "--warmup", "3", "--steps", "12", "--out", f"{folder}/out"]
+        done = subprocess.run(
+            [sys.executable, "-m", "cs_systems", *words, "--apply-patch", "--", f"{program}.py"],
+            cwd=folder,
+            env={**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+        file = Path(folder) / "out" / "advice.json"
+        if not file.exists():
+            raise RuntimeError(f"advise of {program} failed: {done.stderr[-500:]}")
+        advice = json.loads(file.read_text())
+    whole = advice["whole"] or {}
+    gain, low, high = (1 / end if (end := whole.get(name)) else None for name in ("ratio", "high", "low"))
+    kept = tuple(row["lever"] for row in advice["waterfall"] if row["status"] == "kept")
+    of_diff = DIFF.search(done.stdout)
+    return Searched(program, kept, gain, low, high, float(of_diff[1]) if of_diff else None)
+
+
+def table(found: list[Searched], budget: str) -> str:
+    of_faults = [one for one in found if one.program in LEVERS]
+    mended = sum(one.verdict == "mended" for one in of_faults)
+    healthy = [one for one in found if one.program not in LEVERS]
+    right = sum(one.verdict == "right" for one in healthy)
+    lines = [
+        "# Planted faults, searched by advise",
+        "",
+        f"{mended} of {len(of_faults)} faults are mended; nothing unproved is kept for {right} of {len(healthy)} "
+        f"healthy programs. A search of {budget} each, on {os.cpu_count()} CPU cores.",
+        "",
+        "| program | kept | whole gain | interval | the diff alone | verdict |",
+        "| --- | --- | ---: | ---: | ---: | --- |",
+    ]
+    for one in found:
+        interval = f"{one.low:.2f} … {one.high:.2f}" if one.low and one.high else ""
+        gains = (f"{value:.2f}" if value else "" for value in (one.gain, one.of_diff))
+        of_all, of_diff = gains
+        kept = ", ".join(one.kept) or "nothing"
+        lines.append(f"| {one.program} | {kept} | {of_all} | {interval} | {of_diff} | {one.verdict} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--programs", nargs="+", default=[*LEVERS, *HEALTHY])
+    parser.add_argument("--budget", default="80s", help="time of each search")
+    parser.add_argument("--output", type=Path, default=COMMITTED)
+    args = parser.parse_args()
+    found = []
+    for program in args.programs:
+        found.append(search(program, args.budget))
+        print(found[-1], found[-1].verdict, file=sys.stderr, flush=True)
+    args.output.write_text(table(found, args.budget))
+
+
+if __name__ == "__main__":
+    main()
