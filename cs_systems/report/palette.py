@@ -1,7 +1,8 @@
 """Colours of figures and pages by name: `paint("matmul")`, and `css()` for pages.
 
 HUES were found by a search: every two are told apart by normal and colour-deficient eyes, and each stands out from the
-page. There are no more such hues, so less important names share a grey and differ in hatching.
+page. There are no more such hues, so less important names share a grey and differ in hatching. Phases and layers have
+shades of their own, found in the same way among themselves, and as far as possible from HUES: a colour has one meaning.
 """
 
 from __future__ import annotations
@@ -40,10 +41,15 @@ HUES = {
     "black": Shade("#303131", "#f4f4f4"),
     "grey": Shade("#666666", "#83807d"),
 }
-GREYS = {"stone": Shade("#8f939a", "#b9bdc4")}  # for layers, which alternate with grey
+PHASE_HUES = {
+    "cyan": Shade("#069cbc", "#17f1fc"),
+    "olive": Shade("#857b30", "#e9cf0e"),
+    "teal": Shade("#0b5f4a", "#d8feb5"),
+}
+GREYS = {"stone": Shade("#8f939a", "#b9bdc4"), "sage": Shade("#5f7565", "#5d7f71")}  # for layers, in turn
 # Near the colour of the page, so that it is always hatched, with HATCH, which stands out from both.
 FILLS = {"pale": Shade("#e7e9ec", "#343a43")}
-SHADES = HUES | GREYS | FILLS
+SHADES = HUES | PHASE_HUES | GREYS | FILLS
 HATCH = Shade("#565d67", "#a9b1bb")
 PAGE = Shade("#ffffff", "#15181c")
 RAISED = Shade("#f5f6f8", "#1e2228")  # behind headings and fields
@@ -64,9 +70,9 @@ FAMILIES = {
     "other": Paint("pale", "///"),
 }
 PHASES = {
-    "forward": Paint("lavender"),
-    "loss": Paint("pink", "..."),
-    "backward": Paint("green", "\\\\\\"),
+    "forward": Paint("cyan"),
+    "loss": Paint("olive", "..."),
+    "backward": Paint("teal", "\\\\\\"),
     "optimizer": FAMILIES["optimizer"],
     "communication": FAMILIES["collective"],
     "outside": Paint("pale", "///"),
@@ -81,7 +87,7 @@ MEMORY = {
     "before-recording": Paint("grey", "---"),
     "unknown": Paint("black"),
 }
-LAYERS = {"even": Paint("stone"), "odd": Paint("grey")}
+LAYERS = {"even": Paint("stone"), "odd": Paint("sage")}
 # names that can appear next to each other; phases outside of PHASES are drawn as unattributed
 GROUPS: tuple[Mapping[str, Paint], ...] = tuple(
     group | {"unattributed": UNATTRIBUTED} for group in (FAMILIES, PHASES, MEMORY, LAYERS)

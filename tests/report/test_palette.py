@@ -1,6 +1,6 @@
 """Colours: told apart by every eye, and standing out from the page; the look of a name is the same everywhere."""
 
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from cs_systems.analysis.memory.categories import CATEGORIES
 from cs_systems.report import palette
 from tests.report import colors
 
-LEAST_DISTANCE, LEAST_CONTRAST, TEXT_CONTRAST = 15, 3, 4.5
+LEAST_DISTANCE, LEAST_ACROSS, LEAST_CONTRAST, TEXT_CONTRAST = 15, 10, 3, 4.5
 MODES = {"light": 0, "dark": 1}
 SIDE_BY_SIDE = (*palette.GROUPS, dict(zip("abcdefgh", palette.SERIES, strict=True)))
 
@@ -30,7 +30,14 @@ def test_adjacent_colors_are_distinct_for_color_blind_readers(
 @pytest.mark.parametrize("mode", MODES)
 def test_colors_stand_out_from_the_page(mode: str) -> None:
     pages = [colors.from_hex(shade[MODES[mode]]) for shade in (palette.PAGE, palette.RAISED)]
-    drawn = {**palette.HUES, **palette.GREYS, "ink": palette.INK, "soft": palette.SOFT, "hatch": palette.HATCH}
+    drawn = {
+        **palette.HUES,
+        **palette.PHASE_HUES,
+        **palette.GREYS,
+        "ink": palette.INK,
+        "soft": palette.SOFT,
+        "hatch": palette.HATCH,
+    }
     for name, shade in drawn.items():
         color = colors.from_hex(shade[MODES[mode]])
         assert colors.contrast(color, pages[0]) >= LEAST_CONTRAST, name
@@ -42,6 +49,19 @@ def test_colors_stand_out_from_the_page(mode: str) -> None:
     hatch = colors.from_hex(palette.HATCH[MODES[mode]])
     for fill in palette.FILLS.values():
         assert colors.contrast(hatch, colors.from_hex(fill[MODES[mode]])) >= LEAST_CONTRAST
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_color_of_families_phases_and_layers_has_one_meaning(mode: str) -> None:
+    """Names of two palettes differ for normal eyes, except where they mean the same or that nothing is known."""
+    same = {("optimizer", "optimizer"), ("collective", "communication"), ("other", "outside")}
+    shown = [
+        {name: colors.seen(colors.from_hex(palette.SHADES[look.hue][MODES[mode]])) for name, look in group.items()}
+        for group in (palette.FAMILIES, palette.PHASES, palette.LAYERS)
+    ]
+    for one, other in combinations(shown, 2):
+        for a, b in product(one, other):
+            assert (a, b) in same or colors.distance(one[a], other[b]) >= LEAST_ACROSS, (a, b)
 
 
 def test_every_family_and_category_has_a_color_and_hatching() -> None:
