@@ -64,7 +64,8 @@ def data_of(page: str, name: str) -> Any:
     read = Page(page)
     assert [tag for tag, _ in read.tags if tag in ("link", "iframe", "img", "object", "embed", "base")] == []
     for _, attributes in read.tags:
-        assert not {"src", "href", "srcset", "action"} & attributes.keys()
+        assert not {"src", "srcset", "action"} & attributes.keys()
+        assert (attributes.get("href") or "#").startswith("#")
         assert not [attribute for attribute in attributes if attribute.startswith("on")]
     assert [attributes.get("type") for tag, attributes in read.tags if tag == "script"] == ["application/json", None]
     ids = [attributes["id"] for _, attributes in read.tags if "id" in attributes]

@@ -61,6 +61,8 @@ event(line, "pointerleave", 0, 0);
 seen.left = tipLines();
 const middle = line.clientWidth / 2;
 event(line, "wheel", middle, 50, { deltaY: -400 });
+seen.scrolls = range(line);
+event(line, "wheel", middle, 50, { deltaY: -400, ctrlKey: true });
 seen.wheel = range(line);
 event(line, "wheel", middle, 50, { deltaX: 100 });
 seen.sideways = range(line);
@@ -209,7 +211,7 @@ def test_trace_without_kernels_shows_host_ranges(nsys_path: Path, tmp_path: Path
     )
     seen = browse(tmp_path, page, probe)
     assert seen["block"][-1] == "host range"
-    assert seen["canvases"] == 1  # there is no icicle chart without kernels
+    assert seen["canvases"] == 2  # there is no icicle chart without kernels
 
 
 @pytest.mark.chromium
@@ -217,7 +219,7 @@ def test_timeline_supports_hover_zoom_pan_keys_and_double_click(page: str, nsys_
     seen: dict[str, Any] = browse(tmp_path, page, POINTER + MOVES)
     step = view(profile_of(nsys_path))["step"]
     begin, wall = step["start_ns"], 5_910_726
-    assert seen["start"] == seen["key 0"] == seen["whole"] == [begin, begin + wall]
+    assert seen["start"] == seen["scrolls"] == seen["key 0"] == seen["whole"] == [begin, begin + wall]
     assert re.fullmatch(r"7\.\d\d ms … 13\.\d ms of [\d.]+ ms recorded\.", seen["shown"])
     assert float(seen["build"]) > 0
     assert seen["step"] == ["step", "5.91 ms, starting at 7.25 ms", "host range"]
@@ -278,17 +280,55 @@ answer(seen);
 """,
     )
     assert seen["families"][0] == "matmul67.2%"
-    assert re.fullmatch(r"5 kernels, 2\d\.\d µs: 1\.\d% of the kernel time of step 1", seen["searched"])
+    searched = r"5 kernels, 2\d\.\d µs: 1\.\d% of the kernel time of step 1; 15 in all steps, marked above the timeline"
+    assert re.fullmatch(searched, seen["searched"])
     assert seen["dimmed"] != seen["before"]
     assert (seen["cleared"], seen["released"]) == ("", ["", "false"])
     assert seen["next"][0][1] - seen["next"][0][0] < 100_000
     assert seen["next"][1] == "softmax_warp_backward"  # the first one after the middle of the step
-    assert seen["family"][0].endswith("67.2% of the kernel time of step 1")
+    assert "67.2% of the kernel time of step 1; " in seen["family"][0]
     assert seen["family"][1] == ["true"] + ["false"] * (len(seen["families"]) - 1)
     assert re.fullmatch(r"[\d.]+ µs in 1 kernel", seen["leaf"][1])
     assert seen["leaf"][3] == "100.0% of attention.softmax"
     assert re.fullmatch(r"[\d.]+ µs in 142 kernels", seen["backward"][1])
     assert len(seen["icicle"]) > 10  # colours of families, phases and layers
+
+
+OVERVIEW = """
+const shown = byName("overview"), search = byName("search"), marks = () => {
+  const pixels = overview.still.getContext("2d").getImageData(0, shown.height - 5, shown.width, 1).data;
+  return [...new Array(shown.width).keys()].filter((x) => pixels[4 * x + 3] && !pixels[4 * x - 1]).length;
+};
+const seen = { before: marks(), view: range(line) };
+search.value = "optimizer";
+search.dispatchEvent(new Event("input"));
+timeline.draw();
+Object.assign(seen, { marks: marks(), hits: asked.hits.length, still: range(line) });
+event(shown, "pointerdown", shown.clientWidth - 1, 5, { pointerId: 1 });
+event(shown, "pointerup", shown.clientWidth - 1, 5, { pointerId: 1 });
+seen.moved = range(line);
+seen.covered = [];
+for (const chart of charts()) for (const row of chart.rows) {
+  scrollTo(0, 0);
+  chart.pin({ row, i: row.size >> 1 }, true);
+  const top = chart.canvas.getBoundingClientRect().top + row.top;
+  if (top < 0 || top + ROW > details.box.getBoundingClientRect().top) seen.covered.push(row.title);
+}
+answer({ ...seen, end: timeline.end });
+"""
+
+
+@pytest.mark.chromium
+@pytest.mark.parametrize("width", [1280, 390])
+def test_overview_marks_hits_of_all_steps_and_moves_the_view(page: str, tmp_path: Path, width: int) -> None:
+    """Details are shown next to what they speak of, never above it."""
+    seen = browse(tmp_path, page, POINTER + OVERVIEW, width=width)
+    assert seen["before"] == 0
+    assert 2 <= seen["marks"] <= seen["hits"]  # hits of the same pixel share a line
+    assert seen["still"] == seen["view"]  # nothing moves before Enter
+    assert seen["moved"][1] == pytest.approx(seen["end"], abs=2)
+    assert seen["moved"][1] - seen["moved"][0] == pytest.approx(seen["view"][1] - seen["view"][0], abs=2)
+    assert seen["covered"] == []
 
 
 @pytest.mark.chromium

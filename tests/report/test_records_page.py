@@ -89,16 +89,16 @@ def test_page_states_device_versions_caveats_and_origin(page: str) -> None:
 
 @pytest.mark.chromium
 def test_page_sorts_and_filters_table(page: str, tmp_path: Path) -> None:
-    seen = browse(tmp_path, page, PROBE, "#sort=results-0,2,descending")
+    seen = browse(tmp_path, page, PROBE, "#sort=results-0,3,descending")
     rows = {name: seen[name] for name in ("addressed", "ascending", "descending", "filtered")}
-    steps = {name: [row[6] for row in found] for name, found in rows.items()}
-    assert [row[2] for row in rows["addressed"]] == ["sdpa_flash"] * 6 + ["naive"] * 6
+    steps = {name: [row[7] for row in found] for name, found in rows.items()}
+    assert [row[3] for row in rows["addressed"]] == ["sdpa_flash"] * 6 + ["naive"] * 6
     numbers = [float(cell) for cell in steps["ascending"][:-1]]
     assert numbers == sorted(numbers)
     assert steps["ascending"][-1] == "–"
     assert steps["descending"] == [*steps["ascending"][-2::-1], "–"]
     assert (seen["sort"], seen["sorts"].count("descending")) == ("ascending", 1)
-    assert [row[:3] for row in rows["filtered"]] == [
+    assert [row[1:4] for row in rows["filtered"]] == [
         ["medium", "1024", "sdpa_flash"],
         ["medium", "256", "sdpa_flash"],
     ]
@@ -120,6 +120,34 @@ def test_notes_wrap_and_options_do_not(page: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.chromium
+def test_note_stays_whole_at_the_left_edge_of_a_scrolled_table(page: str, tmp_path: Path) -> None:
+    probe = """
+    const box = document.querySelector("#results-0").parentElement, edge = (one) => one.getBoundingClientRect();
+    box.scrollLeft = 300;
+    const notes = [...box.querySelectorAll("[data-column=note]")];
+    const cut = notes.filter((one) => one.scrollWidth > one.clientWidth || edge(one).right > edge(box).right).length;
+    answer({ scrolled: box.scrollLeft, left: notes.map((one) => edge(one).left - edge(box).left), cut });
+    """
+    seen = browse(tmp_path, page, probe, width=390)
+    assert seen["scrolled"] == 300
+    assert {round(left) for left in seen["left"]} == {0}
+    assert seen["cut"] == 0
+
+
+@pytest.mark.chromium
+def test_contents_lead_to_the_sections_and_stay_in_view(page: str, tmp_path: Path) -> None:
+    with opened(tmp_path, page, "#section-reproduce") as tab:
+        assert tab.evaluate("scrollY > 500 && document.querySelector('.contents').getBoundingClientRect().top < 50")
+        tab.evaluate("document.querySelector('.contents').open = true")
+        links = "[...document.querySelectorAll('.contents a')]"
+        assert tab.evaluate(f"{links}.map((one) => one.textContent)")[-2:] == ["Environment", "Reproduce"]
+        assert tab.evaluate(f"{links}.every((one) => document.querySelector(one.hash).tagName === 'H2')")
+        tab.evaluate(f"{links}[0].click()")
+        assert not tab.evaluate("document.querySelector('.contents').open")
+        assert tab.evaluate("document.querySelector(location.hash).getBoundingClientRect().top") > 0
+
+
+@pytest.mark.chromium
 def test_page_fits_width_of_phone(page: str, tmp_path: Path) -> None:
     seen = browse(tmp_path, page, PROBE, width=390)
     assert seen["room"] == 390
@@ -136,14 +164,15 @@ def test_shadow_shows_on_which_side_a_wide_table_continues(
     with opened(tmp_path, page, width=400, **view) as tab:
         tab.evaluate(f"window.box = document.querySelector('{box}').closest('.scroll'); box.scrollIntoView()")
         assert tab.evaluate("box.scrollWidth > box.clientWidth")
-        for scrolled, shadows in ((0, (False, True)), (0.5, (True, True)), (1, (True, False))):
+        has_note = tab.evaluate("box.querySelector('td[data-column=note]') !== null")  # it covers the left shadow
+        for scrolled, (left, right) in ((0, (False, True)), (0.5, (True, True)), (1, (True, False))):
             tab.evaluate(
                 f"box.style.background = ''; box.scrollLeft = {scrolled} * (box.scrollWidth - box.clientWidth)"
             )
             seen = edges(tab, tmp_path)
             tab.evaluate("box.style.background = 'none'")
             plain = edges(tab, tmp_path)
-            assert tuple(a != b for a, b in zip(seen, plain, strict=True)) == shadows
+            assert [a != b for a, b in zip(seen, plain, strict=True)] == [left and not has_note, right]
 
 
 def edges(tab: Tab, folder: Path) -> tuple[bytes, bytes]:
@@ -182,8 +211,8 @@ def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_profiled_records_have_own_section_and_are_not_in_headline(build: Build) -> None:
     clean = build(RunConfig(), 0.02, 1e12, 10**9)
     page = html.render([build(RunConfig(profiler="nsys"), 0.001, 1e12, 10**9), clean])
-    assert "<h2>train_step</h2>" in page
-    assert "<h2>train_step under nsys</h2>" in page
+    assert ">train_step</h2>" in page
+    assert ">train_step under nsys</h2>" in page
     assert "<h1>train_step on NVIDIA H200</h1>" in page
     (fact,) = re.findall(r"<dt>tokens/s</dt><dd>([\d,]+)", page)
     assert int(fact.replace(",", "")) == pytest.approx(4 * 512 / 0.02, rel=0.05)

@@ -90,7 +90,7 @@ const seen = { peak: column(line, at), before: range(line) };
 event(line, "pointerleave", 0, 0);
 seen.left = tipLines();
 for (const name of ["0", "+", "ArrowRight", "-"]) { key(line, name); seen["key " + name] = range(line); }
-event(line, "wheel", 400, 200, { deltaY: -400 });
+event(line, "wheel", 400, 200, { deltaY: -400, ctrlKey: true });
 seen.wheel = range(line);
 byName("whole").click();
 timeline.draw();

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +24,8 @@ from cs_systems.report.tables.table import Table
 
 FOLDER = Path(__file__).parent
 UNUSUAL = re.compile(r"[^\x20-\x7e\n]+")  # also covers characters in foreign names that change the direction of text
+HEADING = re.compile(r"<h2>(.*?)</h2>", re.DOTALL)
+LEAST_LISTED = 4  # sections of a page with a list of its contents
 OPTION = re.compile(r"(?<![\w/=-])(?:--[a-z][\w-]*|cs-systems\b)")
 
 
@@ -53,8 +57,28 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 
     All values are escaped, except `Markup`. Characters that are not printable become spaces.
     """
-    text = _environment().get_template(template).render(values)
+    text = _with_contents(_environment().get_template(template).render(values))
     return UNUSUAL.sub(lambda found: "".join(c if c.isprintable() else " " for c in found[0]), text)
+
+
+def _with_contents(page: str) -> str:
+    """Return a page whose sections have anchors, `#section-NAME`, with a list of them if there are many."""
+    if "<body>" not in page:
+        return page  # a part of a page
+    known = dict[str, str]()  # anchor → heading, as escaped HTML
+
+    def anchored(found: re.Match[str]) -> str:
+        stem = "section-" + "-".join(re.findall(r"[a-z0-9]+", re.sub(r"&[#\w]+;", "", found[1].lower())))
+        name = next(name for n in count(1) if (name := stem if n == 1 else f"{stem}-{n}") not in known)
+        known[name] = found[1]
+        return f'<h2 id="{name}">{found[1]}</h2>'
+
+    page = HEADING.sub(anchored, page)
+    if len(known) < LEAST_LISTED:
+        return page
+    listed = "".join(f'<li><a href="#{name}">{heading}</a></li>' for name, heading in known.items())
+    contents = f'<details class="contents"><summary>Contents</summary><ul>{listed}</ul></details>'
+    return page.replace("<main>", f"{contents}\n<main>", 1)
 
 
 @cache
@@ -67,7 +91,7 @@ def _environment() -> Environment:
     )
     # tojson escapes <, >, & and ', so data ends no script whatever its strings contain.
     made.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    made.filters |= {"plain": plain, "prose": _prose, "counted": counted, "rows": _rows}
+    made.filters |= {"plain": plain, "prose": _prose, "counted": counted, "rows": _rows, "note_first": _note_first}
     made.globals["source"] = lambda name: Markup((FOLDER / name).read_text(encoding="utf-8"))
     made.globals["palette"] = lambda: Markup(palette.css())
     return made
@@ -76,6 +100,11 @@ def _environment() -> Environment:
 def _prose(text: str) -> Markup:
     """Return a sentence as HTML in which command-line options and program names do not break at hyphens."""
     return Markup(OPTION.sub(r'<span class="option">\g<0></span>', str(escape(plain(text)))))
+
+
+def _note_first(table: Table) -> Table:
+    """Return the table with its note, which stays in view at the left edge, as the first column."""
+    return replace(table, columns=tuple(sorted(table.columns, key=lambda column: column.name != "note")))
 
 
 def _rows(table: Table) -> Iterator[tuple[str, list[Cell]]]:

@@ -175,7 +175,7 @@ class Chart {
     if (HATCHES[name]) hatch(g, left, row.top, wide, height, HATCHES[name]);
     if (wide > 22) {
       const x = Math.max(left, 0) + 4, room = Math.min(right, width) - x - 4, text = fitted(row.label(i), room);
-      g.fillStyle = palette.over[name];
+      g.fillStyle = row.faint?.[i] ? palette.css.ink : palette.over[name];
       g.globalAlpha = row.faint?.[i] ? 0.45 : 1;
       if (text) g.fillText(text, x, row.top + height / 2 + 0.5, room);
     }

@@ -25,7 +25,7 @@ class ChartInput {
     const { chart, canvas } = this;
     const sideways = Math.abs(event.deltaX) > Math.abs(event.deltaY) || event.shiftKey;
     const by = (sideways ? event.deltaX || event.deltaY : event.deltaY) * (event.deltaMode === 1 ? 16 : 1);
-    if (!sideways && by > 0 && this.span >= chart.end) return; // all is visible: let the page scroll
+    if (!sideways && !event.ctrlKey && !event.metaKey) return; // the page scrolls; a pinch on a touchpad comes with Ctrl
     event.preventDefault();
     if (sideways) chart.move((by / canvas.clientWidth) * this.span);
     else chart.zoom(Math.exp(by * 0.002), chart.timeAt(this.place(event)[0]));

@@ -46,6 +46,12 @@ function sortAsAddressed() {
 addEventListener("hashchange", sortAsAddressed);
 sortAsAddressed();
 
+// The list of contents closes behind the reader.
+const contents = document.querySelector(".contents");
+addEventListener("click", (event) => {
+  if (contents && (!contents.contains(event.target) || event.target.closest("a"))) contents.open = false;
+});
+
 // `/` goes to the first search field of the page.
 const isTyping = (event) => event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input:not([type=radio], [type=range]), select, textarea");
 addEventListener("keydown", (event) => {

@@ -57,7 +57,8 @@ function update() {
   }
   asked.hits.sort((a, b) => a.row.start[a.i] - b.row.start[b.i]);
   const sum = data.streams.length ? `${count(kernels, "kernel")}, ${time(busy)}: ${share(busy, chosenTime())} of the kernel time of ${chosenName()}` : "";
-  byId("found").textContent = any ? [sum, others && `${count(others, "range or call", "ranges and calls")} in all steps`].filter(Boolean).join("; ") || "nothing found" : "";
+  const marked = asked.hits.length - others > kernels && `${grouped(asked.hits.length - others)} in all steps, marked above the timeline`;
+  byId("found").textContent = any ? [sum, marked, others && `${count(others, "range or call", "ranges and calls")} in all steps`].filter(Boolean).join("; ") || "nothing found" : "";
   byId("asked").replaceChildren(...Object.entries(by).map(([field, value]) => {
     const shown = field === "kernel" ? names.short[names.name.indexOf(value)] : within(value || "the model");
     const chip = button(`${field}: ${shown} ✕`, () => ask(Object.fromEntries(Object.entries(asked.by).filter(([name]) => name !== field))));

@@ -5,7 +5,11 @@ const charts = () => [timeline, icicle].filter(Boolean);
 
 timeline.onShow = (from, to) => { byId("shown").textContent = `${time(from)} … ${time(to)} of ${time(data.end_ns)} recorded.`; };
 timeline.onSelect = showSelection;
-timeline.onDraw = drawArrows;
+const overview = new Overview(byId("overview"), timeline);
+timeline.onDraw = (g) => {
+  drawArrows(g);
+  overview.draw();
+};
 timeline.keys = { l: followLaunch, n: () => nextHit(), N: () => nextHit(-1), ",": () => moveStep(-1), ".": () => moveStep(1) };
 timeline.onEscape = () => {
   byId("search").value = "";

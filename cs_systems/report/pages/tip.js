@@ -18,6 +18,6 @@ const tip = {
   place(x, y) {
     const { offsetWidth: width, offsetHeight: height } = this.box;
     this.box.style.left = `${Math.max(8, Math.min(x + 14, innerWidth - width - 8))}px`;
-    this.box.style.top = `${y + 18 + height < innerHeight ? y + 18 : Math.max(8, y - height - 12)}px`;
+    this.box.style.top = `${y + 18 + height < innerHeight ? y + 18 : Math.max(8, y - height - 20)}px`;
   },
 };
