@@ -14,7 +14,7 @@ import numpy as np
 
 from cs_systems.analysis.attribution.collectives import Collective
 from cs_systems.analysis.attribution.overlap import intersection, union
-from cs_systems.analysis.comparison.late_ranks import UNEVEN, received
+from cs_systems.analysis.comparison.late_ranks import is_uneven, received
 
 if TYPE_CHECKING:
     from cs_systems.analysis.comparison.ranks import Merged, Rank
@@ -32,10 +32,10 @@ def imbalance(job: Merged, rank: int) -> str | None:
     """
     if found := tokens(job):
         times = found.get(rank, 0) * len(found) / sum(found.values())
-        return received(times) if times >= UNEVEN else None
+        return received(times) if is_uneven(times) else None
     times = _of_computation(job, rank)
     what = f"computes {times:.2g} times the mean of all ranks between two all-to-alls, and as long as they elsewhere"
-    return what if times >= UNEVEN else None
+    return what if is_uneven(times) else None
 
 
 def tokens(job: Merged) -> Mapping[int, int]:

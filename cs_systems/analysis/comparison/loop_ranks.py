@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from statistics import mean, median, median_low
 from typing import TypedDict
 
-from cs_systems.analysis.comparison.late_ranks import EXPLAINS, UNEVEN
+from cs_systems.analysis.comparison.late_ranks import EXPLAINS, is_uneven
 from cs_systems.analysis.comparison.loop_findings import OTHER_PHASES, OWN_PYTHON, OwnPythonRow
 from cs_systems.config import Phase
 from cs_systems.core.statistics import largest
@@ -286,7 +286,7 @@ def _with_work(late: LateRankRow, by_rank: Mapping[int, RankReport], steps: Sequ
     late = {**late, "work": work, "phase": most, "extra_share": sums[work]}
     if work == COMPUTE:
         times = _batch_times(late["rank"], by_rank)
-        return {**late, "work": BATCH, "batch_times": times} if times is not None and times >= UNEVEN else late
+        return {**late, "work": BATCH, "batch_times": times} if is_uneven(times) else late
     line = _own_line(late["rank"], by_rank) if work == PYTHON else None
     return late if line is None else {**late, "function": line["function"], "place": line["place"],
                                       "calls": line["calls"]}  # fmt: skip

@@ -57,8 +57,8 @@ def _of_weights(evidence: Evidence, step_s: float) -> Diagnosis | None:
     phases_s = evidence.phases_s(Phase.FORWARD, Phase.BACKWARD)
     # The rate is that of a core that nobody else uses, as is the fastest step.
     timed = evidence.measurement.timed if evidence.measurement is not None else ()
-    slower = step_s / fastest_s if (fastest_s := min((sample.wall_s for sample in timed), default=0.0)) else 1.0
-    time_s = min(phases_s, slower * row["flops"] / row["flops_per_s"])
+    fastest_s = min((sample.wall_s for sample in timed), default=step_s) or step_s
+    time_s = min(phases_s, step_s / fastest_s * row["flops"] / row["flops_per_s"])
     if time_s < NOTABLE * step_s:
         return None
     ratio = row["flops_per_s"] / row["float32_flops_per_s"]

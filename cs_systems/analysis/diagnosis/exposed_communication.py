@@ -147,17 +147,17 @@ def _joined(ways: Sequence[str]) -> str:
 def _strategies(strategy: str) -> list[str]:
     """Return the strategies that carry out the advice of `_more_overlap`, if it names another strategy."""
     way = _more_overlap(strategy)
-    others = [name for name in plugins.names("parallel") if overlaps(name) and name != strategy]
+    overlapping = [name for name in plugins.names("parallel") if overlaps(name)]
     if way == OVERLAP:
-        return others
-    return [name for name in others if "bucket_size_mb" in options_of(name)] if way == BUCKETS else []
+        return overlapping
+    return [name for name in overlapping if "bucket_size_mb" in options_of(name)] if way == BUCKETS else []
 
 
 def _more_overlap(strategy: str) -> str:
     """Return an option that lets the strategy overlap more with backward, or "" if there is none."""
     if plugins.is_foreign(strategy):
         return ""
-    is_known = {*strategy.split("+")} <= {*plugins.names("parallel")}
+    is_known = all(name in plugins.names("parallel") for name in strategy.split("+"))
     if not is_known or not overlaps(strategy):
         return OVERLAP
     if "bucket_size_mb" in options_of(strategy):

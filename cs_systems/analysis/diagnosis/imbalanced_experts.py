@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cs_systems.analysis.comparison.late_ranks import UNEVEN, received
+from cs_systems.analysis.comparison.late_ranks import is_uneven, received
 from cs_systems.analysis.comparison.loop_ranks import LATE_RANK, LateRankRow
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
@@ -28,8 +28,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
 
 def _of_loop(late: LateRankRow, step_s: float) -> Diagnosis | None:
     """Find the rank of a loop with most of the tokens."""
-    times, delay_s = late["received_times"] or 0.0, late["share"] * step_s
-    if times < UNEVEN:
+    times, delay_s = late["received_times"], late["share"] * step_s
+    if not is_uneven(times):
         return None
     return Diagnosis(_cause(late["rank"], received(times), delay_s), REMEDY, step_s, step_s - delay_s)
 

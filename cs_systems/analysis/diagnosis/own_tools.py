@@ -15,11 +15,14 @@ REMEDY = "train without it, or limit it to a few steps (torch.profiler.schedule)
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the extra time of steps under the program's own tool; if all steps are, the time that the tool can slow."""
     rows = OWN_TOOLS.of(evidence.tables)
-    known = [row for row in rows if row.get("extra_s") is not None and row["total_s"]]
+    known = [
+        (extra_s, usual_s, row)
+        for row in rows
+        if (extra_s := row.get("extra_s")) is not None and (usual_s := row["without_s"]) is not None and row["total_s"]
+    ]
     if known:
-        row = max(known, key=lambda each: each["extra_s"] or 0.0)
-        extra_s = max(0.0, row["extra_s"] or 0.0)
-        usual_s = row["without_s"] or 0.0
+        extra_s, usual_s, row = max(known, key=lambda each: each[0])
+        extra_s = max(0.0, extra_s)
         # The mean, because a tool often takes its time in the steps where it starts and stops.
         each = f"{human(usual_s + extra_s / row['steps'], 's')} each on average, without it {human(usual_s, 's')}"
         cause = (

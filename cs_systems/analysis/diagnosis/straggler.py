@@ -9,7 +9,7 @@ from cs_systems.analysis.comparison.late_ranks import (
     SAME_HOST,
     SAME_LOAD,
     SAME_TOKENS,
-    UNEVEN,
+    is_uneven,
 )
 from cs_systems.analysis.comparison.loop_ranks import (
     BATCH,
@@ -61,7 +61,7 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
 def _of_loop(late: LateRankRow, evidence: Evidence, step_s: float) -> Diagnosis | None:
     """Find the rank of a loop that delays the others, and the work in which it takes longer."""
     least = NOTABLE if late["work"] in (BATCH, INPUT, PYTHON) else UNEXPLAINED
-    if late["share"] < least or (late["received_times"] or 0.0) >= UNEVEN:
+    if late["share"] < least or is_uneven(late["received_times"]):
         return None  # noise, or the rule for experts reports it
     because, remedy = _work(late, step_s)
     return Diagnosis(
