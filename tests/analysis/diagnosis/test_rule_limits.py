@@ -494,7 +494,8 @@ def test_remedy_of_copies_follows_from_the_memory_of_most_of_them(
 
 ORDINALS = {2: "second", 3: "third", 4: "fourth", 5: "fifth", 6: "sixth", 7: "seventh", 8: "eighth", 9: "ninth",
             10: "tenth", 20: "twentieth", 50: "fiftieth", 100: "hundredth", 11: "11th", 12: "12th", 13: "13th",
-            14: "14th", 21: "21st", 22: "22nd", 23: "23rd", 24: "24th", 101: "101st", 111: "111th"}  # fmt: skip
+            14: "14th", 21: "21st", 22: "22nd", 23: "23rd", 24: "24th", 31: "31st", 101: "101st",
+            111: "111th"}  # fmt: skip
 
 
 @pytest.mark.parametrize("every", ORDINALS)
