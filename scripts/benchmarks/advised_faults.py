@@ -5,9 +5,9 @@ Method: LEVERS maps faults of diagnosis_truth/faults/loops to the levers that me
 all levers, unedited, within the same time, on a CPU with one thread per process. A fault counts as mended if one of
 its levers is kept and the gain of all kept levers, measured side by side at the end, excludes 1. A healthy program
 counts as right if nothing is kept, or if the interval of the whole gain excludes 1: a program without a fault may still
-become faster. The diff is applied to a copy and timed by `--apply-patch`. Output: a markdown table: program, kept levers,
-whole gain with its interval, gain of the diff, verdict. Committed: profiles/diagnosis_truth/advised.md. For a quiet
-machine; about a minute and a half for each program.
+become faster. The diff is applied to a copy and timed by `--apply-patch`. Output: a markdown table: program, kept
+levers, whole gain with its interval, gain of the diff, verdict. Committed: profiles/diagnosis_truth/advised.md. For a
+quiet machine; about a minute and a half for each program.
 
     python scripts/benchmarks/advised_faults.py
     python scripts/benchmarks/advised_faults.py --programs anomaly_mode healthy_plain --budget 60s --output table.md
