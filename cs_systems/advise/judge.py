@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import NamedTuple
 
+from cs_systems.analysis.comparison.loop_findings import SLOW_STEPS
 from cs_systems.analysis.comparison.runs import processes
 from cs_systems.core import statistics
 from cs_systems.core.tables import first_row
@@ -13,6 +15,7 @@ from cs_systems.formulas import energy
 from cs_systems.record import RunRecord
 
 LEAST_GAIN = statistics.MINIMUM_EFFECT
+UNEVEN = 0.1  # share of a loop's time that steps of another kind take beyond a usual step
 MOST_PAIRS = 3  # most pairs of processes; without a clear difference after these, there is no gain
 # The error of 5% is divided among the looks after each pair, so that the interval is valid at whichever pair a trial
 # ends. The test of core/sequential.py assumes less, but takes at least 8 pairs, too many for a search of minutes.
@@ -32,7 +35,12 @@ class Judgement(NamedTuple):
 
 
 def judge_time(best: Sequence[RunRecord], candidate: Sequence[RunRecord], times: float = 1.0) -> Judgement:
-    """Compare the steps of fresh processes, given one record each; `times`: the candidate's batch over the best's."""
+    """Compare the steps of fresh processes, given one record each; `times`: the candidate's batch over the best's.
+
+    Where some steps do more, such as an evaluation, compare the mean step: the others hide what these steps gain.
+    """
+    if is_uneven(best[0]) or is_uneven(candidate[0]):
+        return _judge_numbers(mean_s, best, candidate, times)
     scaled = [[[step / times for step in steps] for steps in rounds] for rounds in processes(candidate, "step")]
     found = statistics.ratio_interval(processes(best, "step"), scaled, CONFIDENCE)
     if found.verdict == "faster":
@@ -49,9 +57,19 @@ def judge_memory(best: Sequence[RunRecord], candidate: Sequence[RunRecord], time
 
 
 def judge_energy(best: Sequence[RunRecord], candidate: Sequence[RunRecord], times: float = 1.0) -> Judgement:
-    """Compare the energy of a step, one number a process; a single process each shows no noise, so decides nothing."""
-    then, now = ([[[step_j(record) or 0.0]] for record in records] for records in (best, candidate))
-    scaled = [[[joules / times for joules in steps] for steps in rounds] for rounds in now]
+    """Compare the energy of a step."""
+    return _judge_numbers(step_j, best, candidate, times)
+
+
+def _judge_numbers(
+    value: Callable[[RunRecord], float | None],
+    best: Sequence[RunRecord],
+    candidate: Sequence[RunRecord],
+    times: float,
+) -> Judgement:
+    """Compare one number a process; a single process each shows no noise, so decides nothing."""
+    then, now = ([[[value(record) or 0.0]] for record in records] for records in (best, candidate))
+    scaled = [[[number / times for number in steps] for steps in rounds] for rounds in now]
     found = statistics.ratio_interval(then, scaled, CONFIDENCE)
     return Judgement(True if found.verdict == "faster" else None, found.ratio, found.low, found.high)
 
@@ -61,7 +79,23 @@ def peak_bytes(record: RunRecord) -> int | None:
 
 
 def step_s(record: RunRecord) -> float | None:
+    """Return the median step; the mean where some steps do more."""
+    if is_uneven(record):
+        return mean_s(record)
     return record.measurement.median_s() if record.measurement else None
+
+
+def mean_s(record: RunRecord) -> float | None:
+    return fmean(sample.wall_s for sample in record.measurement.timed) if record.measurement else None
+
+
+def is_uneven(record: RunRecord) -> bool:
+    """Return whether steps at a known place of a loop's code, such as an evaluation, take a notable part of its time.
+
+    Slow steps without a place may be noise.
+    """
+    rows = [row for row in SLOW_STEPS.of(record.results) if row.get("place") and row["steps"] > 1]
+    return any(row["total_s"] and row["extra_s"] >= UNEVEN * row["total_s"] for row in rows)
 
 
 def step_j(record: RunRecord) -> float | None:

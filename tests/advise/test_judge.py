@@ -1,0 +1,43 @@
+"""Judgement of a candidate by its records: which steps count, and when processes are too few."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cs_systems.advise.judge import is_uneven, judge_time, step_s
+from cs_systems.config import RunConfig
+from cs_systems.record import Measurement, RunRecord, Sample
+
+USUAL_S, EVERY = 0.010, 4
+
+
+def process(slow_s: float, noise: float = 0.0, place: str | None = "train.py:9", rows: bool = True) -> RunRecord:
+    """Return a loop of 12 steps in which every fourth step takes `slow_s`."""
+    times = [(slow_s if n % EVERY == EVERY - 1 else USUAL_S) * (1 + noise) for n in range(12)]
+    extra_s = sum(times) - 12 * USUAL_S
+    row: Any = {"steps": 3, "every": EVERY, "extra_s": extra_s, "total_s": sum(times), "place": place}
+    samples = [Sample(n % 2, False, each, {}, {}) for n, each in enumerate(times)]
+    results: Any = {"slow_steps": [row]} if rows else {}
+    return RunRecord(
+        "", RunConfig().to_dict(), "ok", measurement=Measurement("perf_counter", samples, 0.1), results=results
+    )
+
+
+def test_loop_with_an_evaluation_is_judged_by_its_mean_step() -> None:
+    before, after = [process(0.090), process(0.090, 0.01)], [process(0.030), process(0.030, 0.01)]
+    assert step_s(before[0]) == pytest.approx(0.030)
+    found = judge_time(before, after)
+    assert found.is_gain is True
+    assert found.ratio == pytest.approx(0.5, rel=0.02)
+    assert judge_time(before[:1], after[:1]).is_gain is None  # one number a process shows no noise
+
+
+@pytest.mark.parametrize("unlike", [{"place": None}, {"rows": False}])
+def test_slow_steps_of_unknown_cause_do_not_count(unlike: Any) -> None:
+    record = process(0.090, **unlike)
+    assert not is_uneven(record)
+    assert step_s(record) == pytest.approx(USUAL_S)
+    assert is_uneven(process(0.0146))  # 10.3% of the loop
+    assert not is_uneven(process(0.0142))  # 9.5%
