@@ -87,17 +87,22 @@ def _warming(m: Measurement, durations: Sequence[float]) -> int:
         return 0
     if any(kind.every and kind.positions[0] == 0 for kind in step_kinds(durations)):
         return 0  # the first step does more work, as others after it
-    later = durations[len(durations) // 2 :]
+    later = _later(durations)
     limit = max(WARMING * median(later), max(later))
     slow = takewhile(lambda pair: pair[0] > limit and not pair[1].compile_s, zip(durations, m.timed, strict=True))
     count = sum(1 for _ in slow)
     return count if count < len(durations) // 2 else 0
 
 
+def _later(durations: Sequence[float]) -> Sequence[float]:
+    """Return the second half, in which warm-up is over."""
+    return durations[len(durations) // 2 :]
+
+
 def _short_warmup(durations: Sequence[float], slow: int) -> list[str]:
     if not slow:
         return []
-    times = mean(durations[:slow]) / median(durations[len(durations) // 2 :])
+    times = mean(durations[:slow]) / median(_later(durations))
     steps = "first timed step is" if slow == 1 else f"first {slow} timed steps are"
     return [f"the {steps} {times:.1f} times as slow as the later ones: warm-up too short"]
 

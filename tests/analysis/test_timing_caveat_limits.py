@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,7 +46,7 @@ def test_too_few_steps_are_counted(count: int, message: str) -> None:
     [
         (None, 4, ""), (1.0, None, ""), (None, None, ""), (1.5, 2, " (load average 1.5 on 2 cores)"),
         (2.5, 2, " (load average 2.5 on 2 cores)"), (2.6, 2, " (load average 2.6 on 2 cores, other programs)"),
-        (1.0, 1, " (load average 1.0 on 1 core)"),
+        (1.0, 1, " (load average 1.0 on 1 core)"), (0.5, 1, " (load average 0.5 on 1 core)"),
     ],
 )  # fmt: skip
 def test_load_is_told_where_it_and_the_cores_are_known(load: float | None, cores: int | None, words: str) -> None:
@@ -65,10 +66,41 @@ def test_slow_first_steps_are_fewer_than_half_and_slower_than_all_later_ones(
     assert any("2.0 times as slow as the later ones" in message for message in told) is is_short
 
 
+def told(walls: Sequence[float], rounds: Sequence[int] = ()) -> list[str]:
+    made = samples(count=len(walls))
+    steps = [
+        replace(one, wall_s=wall_s, round=number)
+        for one, wall_s, number in zip(made.samples, walls, rounds or [0] * len(walls), strict=True)
+    ]
+    return [caveat.message for caveat in of_spread(replace(made, samples=tuple(steps)), "step")]
+
+
+@pytest.mark.parametrize(
+    ("walls", "rounds", "is_short"),
+    [
+        ([2.0, *[1.0] * 5], (), True), ([2.0, *[1.0] * 4], (), False),  # 6 steps show it
+        ([1.26, *[1.0] * 9], (), True), ([1.25, *[1.0] * 9], (), False),
+        ([2.0, 1.5, 1.0, 1.0, 2.5, 2.5, *[1.0] * 6], (), True),  # only the second half is later
+        ([2.0, *[1.0] * 9], [0] * 9 + [1], False),  # each round warms up
+    ],
+)  # fmt: skip
+def test_warm_up_is_too_short_if_first_steps_are_slower_than_the_second_half(
+    walls: list[float], rounds: Sequence[int], is_short: bool
+) -> None:
+    assert any("warm-up too short" in message for message in told(walls, rounds)) is is_short
+
+
+def test_slowness_of_first_steps_is_their_mean_over_the_later_median() -> None:
+    (message,) = told([3.0, 2.0, *[1.0] * 8])
+    assert "the first 2 timed steps are 2.5 times as slow as the later ones: warm-up too short" in message
+
+
 @pytest.mark.parametrize(("clock_hz", "found"), [(97e6, []), (96.9e6, ["throttled"])])
 def test_clock_below_97_percent_is_throttled(clock_hz: float, found: list[str]) -> None:
     capped = replace(CLEAN, throttle_reasons=("power cap",), sm_clock_hz=100e6, sm_clock_max_hz=100e6)
     assert codes(samples(sm_clock_hz=clock_hz), after=capped) == found
+    messages = [caveat.message for caveat in of(samples(sm_clock_hz=clock_hz), after=capped)]
+    assert messages == ["the SM clock was 97 of 100 MHz (power cap)"] * len(found)
     assert codes(samples(sm_clock_hz=clock_hz), before=capped, after=replace(capped, throttle_reasons=None)) == found
 
 

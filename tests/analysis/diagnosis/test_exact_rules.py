@@ -14,14 +14,15 @@ from cs_systems.analysis.attribution.distribution import DDP, Distribution
 from cs_systems.analysis.attribution.overlap import union
 from cs_systems.analysis.attribution.product_rates import Product
 from cs_systems.analysis.attribution.usual_steps import Apart, Usual
-from cs_systems.analysis.diagnosis import Diagnosis, slow_products, small_grids
-from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis import Diagnosis, slow_products, small_grids, unused_tensor_cores
+from cs_systems.analysis.diagnosis._evidence import Evidence, _attention_scores
 from cs_systems.analysis.diagnosis.exposed_communication import BUCKETS, OVERLAP, SIZES, _more_overlap
 from cs_systems.analysis.memory.out_of_memory import FRAGMENTED, Failure
 from cs_systems.analysis.replay import Change, HostScaled, SyncRemoved
 from cs_systems.analysis.replay import Expected as Predicted
 from cs_systems.readers.forms.trace import Copies, Copy, Step
 from cs_systems.record import Measurement, Sample
+from tests.analysis.attribution.made import PRODUCT, Made
 from tests.analysis.diagnosis.test_findings import recorded
 from tests.analysis.diagnosis.test_loop_rules import (
     BROADCAST,
@@ -119,6 +120,10 @@ def one_of_two(share: float) -> Evidence:
     return replace(evidence, tables={**evidence.tables, "phases": [of_phase]})
 
 
+def with_rows(table: str, *rows: dict[str, Any]) -> Evidence:
+    return Evidence({**STEP, table: [*rows]})
+
+
 def of_training(weights: int, gradients: int) -> Evidence:
     """Return a snapshot with a peak of 100 bytes."""
     evidence = memory(100, "parameters", weights, without=lambda *_: 0)
@@ -133,6 +138,7 @@ def lagging(**phases: float) -> Evidence:
     return Evidence({}, Measurement("cuda_event", (sample,), 0.0), LOOP)
 
 
+SOFTMAX = "softmax_warp_forward<float>"
 GEFORCE, IN_DOUBLE = "NVIDIA GeForce RTX 3060", "diverge(int, double, "
 PAGES = {"profiler": "nsys", "total_s": 16.0, "calls": [("cudaFree", 15.0, 15.5)]}
 SLOW = (Apart("slow", (3,), 3.0, 1.0, None, (Step("step", 0.25, 2.0),)),)
@@ -255,6 +261,19 @@ LIMITS: dict[str, tuple[Evidence, Evidence]] = {
     ),
     "unfused_elementwise: one kernel is 95% of all": (
         one_of_two(0.95), one_of_two(0.949),
+    ),
+    "unfused_optimizer: a tenth of the step in own Python": (
+        step({"own_python": [own("step", 8, 0.0999, phase="optimizer")]}, optimizer=0.5),
+        step({"own_python": [own("step", 8, 0.1, phase="optimizer")]}, optimizer=0.5),
+    ),
+    "unfused_optimizer: 3 samples in own Python": (
+        step({"own_python": [own("step", 8, 0.5, phase="optimizer") | {"samples": 2}]}, optimizer=0.5),
+        step({"own_python": [own("step", 8, 0.5, phase="optimizer") | {"samples": 3}]}, optimizer=0.5),
+    ),
+    "unfused_optimizer: in a function that calls no other optimizer": (
+        step({"own_python": [own("train", 8, 0.5, "optimizer.step", phase="optimizer"),
+                             own("", 9, 0.5, phase="optimizer")]}, optimizer=0.5),
+        step({"own_python": [own("train", 8, 0.5, "torch.sqrt", phase="optimizer")]}, optimizer=0.5),
     ),
     "value_checks: a third of a function": (
         step({"inner_lines": [inner("f", 1, 0.0999, source="x.isnan()"), inner("f", 2, 0.5)]}),
@@ -472,6 +491,22 @@ NUMBERS: dict[str, tuple[Evidence, float, float | None, str]] = {
         step({"threads": [{"threads": 8, "cores": 4, "time_s": 2.0, "of_cores_s": 1.0}]}, forward=0.5, other=0.5), 0.25,
         None, "takes 2 times as long as with 4, and operators are in 50% of the step",
     ),
+    "unfused_optimizer: in own Python, no more than its phase": (
+        step({"own_python": [own(name, 8, 0.25, phase="optimizer") for name in "abcd"]}, optimizer=0.5), 0.5, 0.5,
+        "50% of the step is an optimizer in the script's own Python: a() at train.py:8 (25%), b() at train.py:8 (25%), "
+        "c() at train.py:8 (25%): ",
+    ),
+    "unfused_attention": (
+        with_rows("attention", {"part": "attention.scores", "family": "matmul", "time_s": 0.25},
+                  {"part": "attention.softmax", "family": "softmax", "time_s": 0.125},
+                  {"part": "attention.rotation", "family": "elementwise", "time_s": 0.25}),
+        0.125, 0.625, "mask, softmax and copies of the score matrix take 12% of the step",
+    ),
+    "unfused_elementwise: one kernel": (
+        with_rows("phases", {"phase": "forward", "family": "norm", "time_s": 0.25, "calls_per_step": 1.2},
+                  {"phase": "optimizer", "family": "copy", "time_s": 0.5, "calls_per_step": 9.0}),
+        0.25, 0.75, "1 elementwise kernel, casts and norms take 25% of the step",
+    ),
     "unused_gradients": (
         step({"unused_gradients": [UNHELD]}, backward=0.5), 0.25, None, "50.0% of all elements with gradients: ",
     ),
@@ -618,3 +653,36 @@ def test_scales_of_skipped_steps_are_told_if_both_are_known(first: Any, last: An
     one = found("no_training", step({"outcome": [row]}))
     assert isinstance(one, Diagnosis)
     assert one.cause == f"the GradScaler skips 6 of 8 optimizer steps{words}"
+
+
+@pytest.mark.parametrize(
+    ("costs", "rate", "least_s"),
+    [
+        ([(8.0, 4), (8.0, 0)], 2.0, 1.5), ([(8.0, 4), (8.0, 0)], None, 1.0), ([(8.0, 4), (None, 0)], 2.0, None),
+        ([(8.0, None)], 2.0, 0.5), ([], 2.0, None),
+    ],
+)  # fmt: skip
+def test_step_in_16_bits_takes_at_least_its_flops_or_half_of_its_bytes(
+    costs: Any, rate: float | None, least_s: float | None
+) -> None:
+    rows = [{"phase": "forward", "hardware_flops": flops, "bytes": size} for flops, size in costs]
+    tables: Any = {"cost": rows, "ceiling": [{"peak_flops_per_s": 1.0, "peak_bytes_per_s": rate}]}
+    assert unused_tensor_cores._least_s(Evidence(tables), 16.0) == least_s
+
+
+@pytest.mark.parametrize(
+    ("kernel", "block", "is_known"),
+    [("nvjet_a", "16×1×1", False), ("nvjet_a", "32×1×1", True), ("mine", "16×1×1", True), ("nvjet_a", None, True)],
+)
+def test_block_smaller_than_a_warp_is_unknown_in_a_library(kernel: str, block: str | None, is_known: bool) -> None:
+    assert small_grids._is_known({"kernel": kernel, "block": block}) is is_known  # type: ignore[typeddict-item]
+
+
+def test_kernels_over_the_scores_are_counted_per_step() -> None:
+    made = Made()
+    for name, start_s, end_s in ((PRODUCT, 0.0, 1.0), (SOFTMAX, 1.0, 1.25), (PRODUCT, 2.0, 3.0), (SOFTMAX, 3.0, 3.5),
+                                 (PRODUCT, 4.0, 5.0), (SOFTMAX, 5.0, 5.75), (PRODUCT, 6.0, 7.0)):  # fmt: skip
+        made.kernel(name, start_s, end_s)
+    steps = (Step("step", -1.0, 3.5), Step("step", 3.5, 8.0))
+    (row,) = _attention_scores(replace(made.profile(), steps=steps))
+    assert row == {"kernel": SOFTMAX, "family": "softmax", "calls_per_step": 1.5, "time_s": 0.75}
