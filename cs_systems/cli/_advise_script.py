@@ -14,9 +14,9 @@ from cs_systems.config import ConfigError
 from cs_systems.core.printable import command_line, plain, visible
 
 if TYPE_CHECKING:
+    from cs_systems.advise.answer import Answer
     from cs_systems.advise.scripts import ScriptBench
     from cs_systems.advise.search import Search
-    from cs_systems.record import RunRecord
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def _deliver(search: Search, bench: ScriptBench, folder: Path, script: Path, sou
     write_file(folder / FILE, json.dumps(data, indent=1).encode())
     print_answer(answer)
     width = text_width(terminal_width())
-    for sentence in by_hand(answer.history[-1]):
+    for sentence in left(answer):
         print(textwrap.fill(f"left for you: {plain(sentence)}", width, subsequent_indent="  ", break_on_hyphens=False))
     if variables := bench.environment(best):
         words = [f"{name}={value}" for name, value in variables.items()]
@@ -125,13 +125,15 @@ def _deliver(search: Search, bench: ScriptBench, folder: Path, script: Path, sou
         print(visible(f"diff:    {folder / 'advice.diff'}\n\n{patch}"), end="")
 
 
-def by_hand(record: RunRecord) -> list[str]:
-    """Return the causes that the diagnosis names for a step and no lever of scripts mends, with their remedies."""
-    from cs_systems.advise.lever import all_levers
+def left(answer: Answer) -> list[str]:
+    """Return the causes that the diagnosis names for the best step, with their remedies, unless a lever was tried."""
+    from cs_systems.advise.lever import TOGETHER, all_levers
     from cs_systems.analysis.diagnosis import diagnose
 
-    mended = {code for lever in all_levers().values() if lever.script for code in lever.remedies}
-    return [one.sentence for one in diagnose([record]).diagnoses if one.code not in mended]
+    levers = all_levers()
+    tried = {name for row in answer.trials if row["processes"] for name in row["lever"].split(TOGETHER)}
+    codes = {code for name in tried for code in levers[name].remedies}
+    return [one.sentence for one in diagnose(answer.history[-1:]).diagnoses if one.code not in codes]
 
 
 def _try_patch(search: Search, bench: ScriptBench, script: Path, source: str) -> None:

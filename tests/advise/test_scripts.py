@@ -6,10 +6,12 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cs_systems.advise import edits, in_script
+from cs_systems.advise.answer import Answer, row_of
 from cs_systems.advise.lever import ScriptPlan, Situation, all_levers, proposals
 from cs_systems.advise.levers.data_loader import WORKERS
 from cs_systems.advise.scripts import ScriptBench, diff
@@ -17,10 +19,11 @@ from cs_systems.analysis.diagnosis import Answer as DiagnosisAnswer
 from cs_systems.analysis.diagnosis import Diagnosis
 from cs_systems.cli import main
 from cs_systems.cli._advice import try_after_trace, try_command
+from cs_systems.cli._advise_script import left
 from cs_systems.config import RunConfig
 from cs_systems.core import plugins
 from cs_systems.measure.runtime.program import script_command
-from cs_systems.record import Origin, RunRecord
+from cs_systems.record import Measurement, Origin, RunRecord, Sample
 from tests.advise.test_search import CPU, GPU
 
 SCRIPT = '''"""Training as it is often written first."""
@@ -244,6 +247,19 @@ def test_a_process_records_the_script_with_a_lever_and_leaves_its_folder_as_it_w
     made.copied(Path("train.py"), SCRIPT.replace("lr=1e-3", "lr=1e-2"), copy)
     assert "lr=1e-2" in (copy / "train.py").read_text()
     assert (folder / "train.py").read_text() == SCRIPT
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_cause_is_left_for_the_user_unless_its_lever_was_tried(processes: int) -> None:
+    phases = {"forward": 0.03, "backward": 0.06, "other": 0.01}
+    measured = Measurement("monotonic", (Sample(0, False, 0.1, phases, phases),) * 10, 0.0)
+    config = RunConfig(workload="loop mine", device="cpu", warmup=0, steps=10).to_dict()
+    results: Any = {"anomaly_detection": [{"passes": 10, "with_detection": 10}]}
+    record = RunRecord("", config, "ok", measurement=measured, results=results)
+    row = row_of("anomaly_detection", "anomaly detection off") | {"processes": processes}
+    answer = Answer(ScriptPlan(), ScriptPlan(), (record,), (row,), "time")
+    found = left(answer)
+    assert found == [] if processes else "leave it off except to find a NaN" in found[0]
 
 
 @pytest.mark.slow
