@@ -62,16 +62,14 @@ def closing(
     sections: Sequence[Section], shown: Sequence[Section], answer: Answer | None, output: Path | None = None
 ) -> str:
     """Return the end of a short answer: the names of tables that are left out or cut, and the main cause again."""
-    from cs_systems.core.printable import plain
+    from cs_systems.report.diagnoses import again
     from cs_systems.report.tables.formats import text_width
 
     rows = {table.name: len(rows) for table, rows, _ in shown}
     more = [table.name for table, all_rows, _ in sections if len(all_rows) > rows.get(table.name, 0)]
     room = terminal_width(output)
-    width = text_width(room)
-    also = [_listed("more with --all, or --table NAME: ", more, room)] if more else []
-    again = [plain(cause.split("; ")[0]) for cause in answer.causes[:1]] if answer and not answer.verdict else []
-    return "\n".join("".join(_filled(line, width) + "\n" for line in part) for part in (also, again) if part)
+    also = f"{_filled(_listed('more with --all, or --table NAME: ', more, room), text_width(room))}\n" if more else ""
+    return "\n".join(filter(None, [also, again(answer, room) if answer else ""]))
 
 
 def _listed(before: str, names: Sequence[str], room: int | None) -> str:

@@ -30,6 +30,7 @@ from cs_systems.cli._options import (
     flag,
     given,
     optional,
+    refuse,
 )
 from cs_systems.cli._output import (
     Format,
@@ -44,6 +45,7 @@ from cs_systems.cli._output import (
     sources_of,
     terminal_width,
 )
+from cs_systems.cli._tables import All, Section
 from cs_systems.config import STRATEGY_OPTIONS, ConfigError, RunConfig, describe, one_of, preset
 from cs_systems.core import plugins
 from cs_systems.core.fields import Subject
@@ -57,7 +59,8 @@ DDP = ("ddp_naive", "ddp_flat", "ddp_overlap", "ddp_bucketed", "torch_ddp")
 CELL = ("strategy", "ranks", "repeat")
 PERCENT = ("efficiency", "of_step", "exposed", "hidden", "off")
 ALLOCATED = "allocated: total of the device's allocator"
-BLOCKING = "on a CPU, communication inside a phase counts as hidden, even if the phase waits for it"
+LONG = ("communication", "skew", "differences", "gathered", "stages")  # tables left out of the short answer
+BLOCKING = "on a CPU, communication inside a phase counts as hidden, even where it waits"
 
 # The user's own strategies are compared with one process on gloo, as the built-in strategies are tested.
 CHECKED = RunConfig(
@@ -95,6 +98,7 @@ class Parallel:
     steps: Steps = field(default_factory=Steps)
     sweep: Sweep = field(default_factory=Sweep)
     step: Workloads = field(default_factory=Workloads)
+    all: All = False
     format: Annotated[Format, arg(help="format of the tables; html: a page with the figure")] = "terminal"
     output: Annotated[MaybePath, optional("FILE", "file for the tables; CSV: one file each, FILE, FILE-2, …")] = None
     figure: Annotated[
@@ -123,23 +127,28 @@ def run(args: Parallel) -> int:
         print_figure_and_paths,
     )
     from cs_systems.measure.runtime.sweep import check
+    from cs_systems.report.diagnoses import again
 
     configs: Sequence[RunConfig] = check(cells(args))
     if args.sweep.dry_run:
         return print_cells(configs, args.sweep)
     args = page_asked(args)
+    if args.all and (args.format != "terminal" or args.output is not None):
+        refuse(["all"], "a file, and a format other than terminal, has every table")
     outputs = {"--output": args.output, "--figure": figure_file(args.figure)}
     check_outputs(outputs, [*reads(args.sweep.out), *sources_of(configs)])
     folder, records = measured(configs, args.sweep, "parallel", args.steps.seed)
-    if args.format == "terminal" and args.output is None:
-        print_diagnoses(records)
-    tables = texts(records, args.format, terminal_width(args.output))
+    on_terminal = args.format == "terminal" and args.output is None
+    answer = print_diagnoses(records) if on_terminal else None
+    tables = texts(records, args.format, terminal_width(args.output), on_terminal and not args.all)
     recorded = [record for record in records if record.results.get("streams") and record.repeat == 0]
     if args.format == "html":
         title, pictures = f"Parallel strategies of {folder}", pictures_of(recorded, "streams")
         tables = [joined(tables, "html", title, pictures, records)]
     deliver_tables(tables, args.format, args.output, [folder], args.open)
     print_figure_and_paths(args.format, folder, "streams", args.figure, recorded)
+    if answer:
+        print(again(answer, terminal_width()), end="")
     return exit_status(asked_for(records, args.sweep.of_share(configs)))
 
 
@@ -304,13 +313,26 @@ def _megabytes(text: str) -> float:
         ) from None
 
 
-def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[str]:
-    """Return the tables of checks, without which times mean nothing, then those of each group of cells."""
+def texts(records: Sequence[RunRecord], format: str, width: int | None, short: bool = False) -> list[str]:
+    """Return the tables of checks, without which times mean nothing, then those of each group of cells.
+
+    short: of each group, only the tables of a short answer, without explanations of their columns.
+    """
+    tables = _sections(records)
+    shown = [section for section in tables if not short or section[0].name not in LONG]
+    written = [_table(*section, format, width, short) for section in shown]
+    if left_out := dict.fromkeys(table.name for table, _, _ in tables if short and table.name in LONG):
+        written[-1] += f"more with --all, and --out as below: {', '.join(left_out)}\n"
+    return written
+
+
+def _sections(records: Sequence[RunRecord]) -> list[Section]:
+    """Return every table that has rows, with its notes."""
     from cs_systems.analysis.comparison import strategies as parallel
     from cs_systems.analysis.comparison.own_code import JUDGED, OWN_CODE, compared, judged
 
     checked: list[tuple[Table[Any], Sequence[Row]]] = [(JUDGED, judged(records)), (OWN_CODE, compared(records))]
-    written = [_table(table, rows, [], format, width) for table, rows in checked if rows]
+    found: list[Section] = [(table, rows, []) for table, rows in checked if rows]
     trained = [r for r in records if r.subject in (Subject.STEP, Subject.OWN)]
     for group, own in parallel.groups(trained).items():
         communication = parallel.communication(own)
@@ -323,12 +345,12 @@ def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[
             (parallel.volumes, parallel.volumes(own)),
             (parallel.stages, parallel.stages(own)),
         ]
-        written += [
-            _table(table, rows, [*_notes_of(table.name, rows, own), *_of_a_cpu(table.name, own)], format, width)
-            for table, rows in tables
-            if any(row[name] is not None for row in rows for name in table.titles if name not in CELL)
-        ]
-    return written
+        told = _of_a_cpu(own)  # only under the first table, of steps
+        for table, rows in tables:
+            if any(row[name] is not None for row in rows for name in table.titles if name not in CELL):
+                found.append((table, rows, [*_notes_of(table.name, rows, own), *told]))
+                told = []
+    return found
 
 
 def _notes_of(key: str, rows: Sequence[Row], group: Sequence[RunRecord]) -> list[str]:
@@ -339,14 +361,15 @@ def _notes_of(key: str, rows: Sequence[Row], group: Sequence[RunRecord]) -> list
     return notes + [ALLOCATED] * any(row.get("component") == "allocated" for row in rows)
 
 
-def _of_a_cpu(key: str, records: Sequence[RunRecord]) -> list[str]:
+def _of_a_cpu(records: Sequence[RunRecord]) -> list[str]:
     """Return a note on CPU traces: they contain only phases, so communication within a phase counts as hidden."""
     recorded = [record.environment for record in records if record.results.get("overlap")]
-    on_cpu = any(machine and machine.device == "cpu" for machine in recorded)
-    return [BLOCKING] if key in ("steps", "communication") and on_cpu else []
+    return [BLOCKING] if any(machine and machine.device == "cpu" for machine in recorded) else []
 
 
-def _table(table: Table[Any], rows: Sequence[Row], notes: Sequence[str], format: str, width: int | None) -> str:
+def _table(
+    table: Table[Any], rows: Sequence[Row], notes: Sequence[str], format: str, width: int | None, short: bool
+) -> str:
     from cs_systems.report.tables.rows import render_table, tells_something
 
     same_ranks = len({ranks for row in rows if (ranks := row.get("ranks", 1)) > 1}) <= 1
@@ -354,7 +377,7 @@ def _table(table: Table[Any], rows: Sequence[Row], notes: Sequence[str], format:
     shown = [{name: _percent(name, row[name]) for name in names} for row in rows]
     alike = [name for name in names if name.endswith("_bytes")] if "component" in names else []
     table = replace(table, shown=" ".join(names))
-    return render_table(table, shown, format, notes, width, width is not None, alike)
+    return render_table(table, shown, format, notes, width, width is not None, alike, is_explained=not short)
 
 
 def _percent(name: str, value: Any) -> Any:

@@ -32,6 +32,23 @@ def text(answer: Answer, format: str = "terminal", width: int | None = None, dou
     return first + ("\n".join(lines) + "\n\n" if lines else "")
 
 
+def again(answer: Answer, width: int | None = None) -> str:
+    """Return the first cause and its remedy once more, for the end of a long output; "" without a cause."""
+    if answer.verdict or not answer.causes:
+        return ""
+    return textwrap.fill(plain(_main_part(answer.causes[0])), text_width(width), break_on_hyphens=False) + "\n"
+
+
+def _main_part(sentence: str) -> str:
+    """Return a sentence up to its first semicolon outside of brackets, behind which the expected gain stands."""
+    depth = 0
+    for place, letter in enumerate(sentence):
+        depth += (letter == "(") - (letter == ")")
+        if not depth and sentence.startswith("; ", place):
+            return sentence[:place]
+    return sentence
+
+
 def _line(begin: str, sentence: str, format: str, width: int | None) -> str:
     whole = begin + paragraph(plain(sentence), format).rstrip()
     if format != "terminal":

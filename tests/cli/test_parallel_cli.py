@@ -130,6 +130,15 @@ def test_tables_have_captions_and_notes(run: Any) -> None:
     assert "on a CPU, communication inside a phase counts as hidden" in output
 
 
+def test_short_answer_fits_a_screen_and_names_the_other_tables(records: list[RunRecord]) -> None:
+    output = "\n".join(parallel_command.texts(records, "terminal", 80, short=True))
+    assert output.count("\n") <= 24
+    assert "transfer and waiting" not in output
+    assert "bytes sent and memory, per rank" in output
+    assert output.count("on a CPU, communication inside a phase") == 1
+    assert output.endswith("more with --all, and --out as below: communication, skew, differences, stages\n")
+
+
 def test_tables_fit_a_terminal_of_80_columns(records: list[RunRecord]) -> None:
     output = re.sub(r"\x1b\[\d*m", "", "".join(parallel_command.texts(records, "terminal", 80)))
     assert max(map(len, output.splitlines())) <= 80

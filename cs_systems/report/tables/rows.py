@@ -57,10 +57,12 @@ def render_table(
     width: int | None = None,
     color: bool = False,
     alike: Sequence[str] = (),
+    *,
+    is_explained: bool = True,
 ) -> str:
     """Return the rows of a declared table as text. CSV has every column, other formats those that are worth printing.
 
-    alike: columns to compare with each other, which share a unit.
+    alike: columns to compare with each other, which share a unit. is_explained: whether notes on columns stand below.
     """
     if format == "csv":
         return render_rows(flat(rows), "csv")
@@ -74,7 +76,10 @@ def render_table(
         for name in declared.titles
         if rows and declared.columns[name].beside
     }
-    return _written(table_of(declared, rows, notes, alike, short), format, width, color)
+    made = table_of(declared, rows, notes, alike, short)
+    if not is_explained:
+        made = replace(made, columns=tuple(replace(column, legend="") for column in made.columns))
+    return _written(made, format, width, color)
 
 
 def table_of(
