@@ -116,7 +116,7 @@ def view(found: Attribution, names: TensorNames) -> View:
     def ends(a: Attributed) -> int:
         return end_ns if a.allocation.end == len(moments) else moments[a.allocation.end]
 
-    drawn, rest = _most_seen(found.allocations, begins, ends, MOST_ALLOCATIONS)
+    drawn, rest = _most_seen(found.allocations, begins, ends)
     columns = _columns(drawn, len(moments), begins, ends, names, texts, stacks)
     highest: MomentView = {
         "at_ns": 0 if replay.peak_event == BEFORE else moments[replay.peak_event],
@@ -213,13 +213,13 @@ Moment = Callable[[Attributed], int]
 
 
 def _most_seen(
-    allocations: Sequence[Attributed], begins: Moment, ends: Moment, most: int
+    allocations: Sequence[Attributed], begins: Moment, ends: Moment
 ) -> tuple[list[Attributed], list[Attributed]]:
     """Return (the allocations with the most bytes × time, in the order of their start; all others)."""
-    if len(allocations) <= most:
+    if len(allocations) <= MOST_ALLOCATIONS:
         return sorted(allocations, key=begins), []
     by_area = sorted(allocations, key=lambda a: -a.allocation.bytes * (ends(a) - begins(a)))
-    return sorted(by_area[:most], key=begins), by_area[most:]
+    return sorted(by_area[:MOST_ALLOCATIONS], key=begins), by_area[MOST_ALLOCATIONS:]
 
 
 def _columns(

@@ -9,7 +9,6 @@ import pytest
 
 from cs_systems.analysis.diagnosis import Answer
 from cs_systems.analysis.diagnosis.precision_casts import KERNEL as CAST_KERNEL
-from cs_systems.analysis.diagnosis.precision_casts import NOTABLE as NOTABLE_CASTS
 from tests.analysis.diagnosis.test_recordings import answer, codes, steps
 from tests.programs import ELEMENTWISE, PRODUCT, Program
 
@@ -58,7 +57,7 @@ def test_softmax_of_a_loss_between_two_products_is_not_attention(tmp_path: Path)
 
 @pytest.mark.parametrize("is_notable", [True, False])
 def test_casts_come_before_the_elementwise_kernels_from_their_threshold_on(tmp_path: Path, is_notable: bool) -> None:
-    rest_us = 10_000 * (1 / NOTABLE_CASTS - 1) * (0.98 if is_notable else 1.02)
+    rest_us = 10_000 * (1 / 0.15 - 1) * (0.98 if is_notable else 1.02)
     casts = found(tmp_path, (CAST, 10_000.0), (PRODUCT, rest_us / 2), (PRODUCT, rest_us / 2), times=1)
     assert codes(casts) == (["precision-casts"] if is_notable else ["unfused-elementwise"])
     if is_notable:

@@ -19,7 +19,8 @@ from cs_systems.analysis.memory.categories import (
     gradient_sizes,
 )
 from cs_systems.analysis.memory.tables import _span, at_end, composition, devices, timeline
-from cs_systems.analysis.memory.timeline import MOST_FRAMES, view
+from cs_systems.analysis.memory.tensor_names import _by_size
+from cs_systems.analysis.memory.timeline import _bands, _most_seen, view
 from tests.analysis.memory.test_limits import (
     BACKWARD,
     FORWARD,
@@ -169,13 +170,13 @@ def test_peak_before_the_first_event_has_no_time(tmp_path: Path, more: int, peak
 
 
 def test_stacks_of_a_page_are_numbered_from_the_empty_one(tmp_path: Path) -> None:
-    deep = [{"filename": "deep.py", "line": n, "name": "down"} for n in range(MOST_FRAMES + 1)]
+    deep = [{"filename": "deep.py", "line": n, "name": "down"} for n in range(41)]
     events = [event("alloc", A + n * 512, 512, n, frames=of) for n, of in enumerate((FORWARD, [], deep, FORWARD))]
     page = view(attribute(replayed(tmp_path, events)), UNNAMED)
     assert page["allocations"]["stack"] == [1, 0, 2, 1]
     empty, forward, down = page["stacks"]
     assert (empty, [page["frames"][n] for n in forward]) == ([], ["model.py:7 forward"])
-    assert [page["frames"][n] for n in down] == [f"deep.py:{n} down" for n in range(MOST_FRAMES)]
+    assert [page["frames"][n] for n in down] == [f"deep.py:{n} down" for n in range(40)]
 
 
 def test_blocks_from_before_recording_with_another_size_keep_their_category() -> None:
@@ -318,3 +319,38 @@ def test_interval_that_begins_or_ends_with_the_peak_contains_it(
     events += [event("free_requested", A, sizes[0], 3, frames=BACKWARD)]
     rows = timeline(attribute(replayed(tmp_path, events)), UNNAMED)
     assert [row["is_peak"] for row in rows] == peaks
+
+
+def test_of_a_page_300_000_allocations_are_drawn_and_bands_of_2_000_stretches() -> None:
+    short, long = made(0, 1, GRADIENTS), made(0, 3, GRADIENTS)
+    drawn, rest = _most_seen([short, *[long] * 300_000], lambda _: 0, lambda a: a.allocation.end)
+    assert (len(drawn), rest) == (300_000, [short])
+    ((_, *band),) = _bands([made(0, 1, GRADIENTS)], lambda _: 3, lambda _: 5, 2001)
+    assert band == [2, 6, 512], "a stretch takes 2 ns"
+
+
+@pytest.mark.parametrize(
+    ("asked", "by_program"), [((True, True, False), True), ((True, False), False), ((False, False), False)]
+)
+def test_segments_that_go_back_are_counted_until_the_last_one_comes(
+    tmp_path: Path, asked: tuple[bool, ...], by_program: bool
+) -> None:
+    empty = [{"filename": "memory.py", "line": 1, "name": "empty_cache"}]
+    events = [event("segment_alloc", A, MIB, 0)]
+    for n, is_asked in enumerate(asked):
+        events += [event("segment_free", A, MIB, 2 * n + 1, frames=empty if is_asked else FORWARD)]
+        events += [event("segment_alloc", A, MIB, 2 * n + 2)]
+    last = event("segment_free", A, MIB, 99, frames=empty)
+    found = failed.returned(attribute(replayed(tmp_path, [*events, last])))
+    assert found == failed.Returned(len(asked), len(asked) * MIB, by_program)
+    assert failed.returned(attribute(replayed(tmp_path, [events[0], last]))) is None
+
+
+@pytest.mark.parametrize(("value", "text"), [(9_999, "9999"), (10_000, "10,000")])
+def test_number_of_a_shape_has_commas_from_ten_thousand_on(value: int, text: str) -> None:
+    assert _by_size({"w": (value, 2)}, [4]) == {8 * value: f"w, {text} × 2 × 4"}
+
+
+def test_tensors_of_one_size_share_a_name_and_the_first_element_counts() -> None:
+    shapes = {"a": (8, 2), "b": (2, 8), "c": (4, 4), "d": (8,)}
+    assert _by_size(shapes, [4, 2]) == {64: "a, b or c, 8 × 2 × 4", 32: "d, 8 × 4", 16: "d, 8 × 2"}

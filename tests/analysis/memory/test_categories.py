@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cs_systems.analysis.memory.allocations import replay
-from cs_systems.analysis.memory.categories import WORKSPACE_BYTES, Attribution, attribute
+from cs_systems.analysis.memory.categories import Attribution, attribute
 from cs_systems.analysis.memory.phases import phase_of_stack
 from cs_systems.analysis.memory.sites import sites
 from cs_systems.analysis.memory.tables import TABLES, at_peak, composition, differences, layers, where
@@ -25,6 +25,7 @@ from tests.analysis.memory.caching_allocator import MIB, CachingAllocator
 Write = Callable[..., Path]
 Event = dict[str, Any]
 UNNAMED = TensorNames({}, {}, "")
+WORKSPACE_BYTES = (8_519_680, 33_554_432)
 LAYERS, D = 4, 256  # of the recorded model; vocabulary 1000, batch 4, context 256, fp32
 
 

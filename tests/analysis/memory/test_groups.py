@@ -13,7 +13,7 @@ from cs_systems.analysis.memory.counterfactual import peak_without
 from cs_systems.analysis.memory.graphs import kept_output, unused_graphs
 from cs_systems.analysis.memory.groups import EARLIER_GRADIENTS, GRADIENTS, groups, weight_copies
 from cs_systems.analysis.memory.leaks import leak
-from cs_systems.analysis.memory.model_copies import LARGE_BYTES, model_copies
+from cs_systems.analysis.memory.model_copies import model_copies
 from tests.analysis.memory.caching_allocator import MIB, CachingAllocator
 from tests.analysis.memory.test_categories import BACKWARD, FORWARD, MAIN, OPTIMIZER, SETUP, found_in, frame
 
@@ -165,6 +165,7 @@ def autocast(*made: int, last: Any = FORWARD) -> Do:
 
 
 A, B = 8 * MIB, 16 * MIB
+LARGE_BYTES = 65_536  # of a weight that is no vector
 
 
 @pytest.mark.parametrize(
