@@ -93,6 +93,8 @@ def test_warm_up_is_too_short_if_first_steps_are_slower_than_the_second_half(
 def test_slowness_of_first_steps_is_their_mean_over_the_later_median() -> None:
     (message,) = told([3.0, 2.0, *[1.0] * 8])
     assert "the first 2 timed steps are 2.5 times as slow as the later ones: warm-up too short" in message
+    (message,) = told([2.0, *[1.0] * 9])
+    assert "the first timed step is 2.0 times as slow as the later ones: warm-up too short" in message
 
 
 @pytest.mark.parametrize(("clock_hz", "found"), [(97e6, []), (96.9e6, ["throttled"])])

@@ -50,13 +50,9 @@ def verdict(records: Sequence[RunRecord]) -> str:
 
 def _only_field(cells: Sequence[RunConfig]) -> str | None:
     """Return the field in which all cells differ from each other, if it is the only one."""
-    if len(cells) < 2:
-        return None
-    identities = [name for name, each in FIELDS.items() if each.field.identity and name not in ("model", "shape")]
-    if any(getattr(cell, name) != getattr(cells[0], name) for cell in cells for name in ("model", "shape")):
-        return None
+    identities = [name for name, each in FIELDS.items() if each.field.identity]
     different = [name for name in identities if len({repr(getattr(cell, name)) for cell in cells}) > 1]
-    return different[0] if len(different) == 1 else None
+    return different[0] if len(different) == 1 and different[0] not in ("model", "shape") else None
 
 
 def _value(cell: RunConfig, field: str) -> str:

@@ -37,7 +37,7 @@ def groups(found: Attribution, apart: Iterable[Attributed]) -> Mapping[str, Sequ
     of_models = models.allocations if models else ()
     others = {id(one) for one in (*apart, *copies, *of_models)}
     own = [one for one in found.allocations if id(one) not in others]
-    logits = [*_logits(found, own)]
+    logits = [*_logits(own)]
     of_logits = {*map(id, logits)}
     # without backward, nothing is kept for it, unless the recording ends before it
     is_trained = any(place.phase == Phase.BACKWARD for place in found.places) or _ends_with_graph(found, own)
@@ -132,7 +132,7 @@ def _of_softmax(found: Attribution, one: Attributed) -> bool:
     return any("softmax" in name and "log_softmax" not in name for name in names)
 
 
-def _logits(found: Attribution, own: Sequence[Attributed]) -> Iterator[Attributed]:
+def _logits(own: Sequence[Attributed]) -> Iterator[Attributed]:
     """Yield the tensors of the loss and lm_head, and tensors of the pass as large as the largest of the loss.
 
     Logits in 16 bits that the loss converts to fp32 are half as large; they are the last large tensor before the loss.

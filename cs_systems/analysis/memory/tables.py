@@ -250,7 +250,7 @@ def timeline(found: Attribution, names: TensorNames) -> list[StretchRow]:
                 "start_s": (events.time_us[first] - events.time_us[0]) / 1e6 if events.time_us else None,
                 "duration_s": (events.time_us[last] - events.time_us[first]) / 1e6 if events.time_us else None,
                 "before_bytes": before,
-                "peak_bytes": max([before, *allocated[max(low, 0) : high]]),
+                "peak_bytes": max([before, *allocated[low:high]]),
                 "after_bytes": allocated[high - 1],
                 "is_peak": replay.has_peak and first <= replay.peak_event <= last,
             }

@@ -12,14 +12,13 @@ from cs_systems.analysis.comparison.loop_ranks import (
     EXCHANGE,
     LATE_RANK,
     LOOP_RANKS,
-    SMALL_BYTES,
     CallRow,
     RankReport,
     StepReport,
     tables_of,
 )
 
-MIB = SMALL_BYTES
+MIB = 1 << 20
 
 
 def call(time_s: float, name: str = "all_reduce", **values: Any) -> CallRow:

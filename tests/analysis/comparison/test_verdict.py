@@ -30,7 +30,7 @@ def test_verdict_compares_the_fastest_cell_with_the_first_with_its_interval() ->
         timed(around(0.1), attention="sdpa_flash"),
     ]
     text = verdict(records)
-    ratio, low, high = map(float, re.findall(r"\d\.\d\d", text))
+    ratio, low, high = map(float, re.findall(r"-?\d\.\d\d", text))
     assert 1.9 < low < ratio < high < 2.1
     assert text.startswith("sdpa_flash is 2.00 (1.")
     assert text.endswith(") times as fast as naive")
@@ -39,7 +39,7 @@ def test_verdict_compares_the_fastest_cell_with_the_first_with_its_interval() ->
 @pytest.mark.parametrize("walls", [around(0.1), around(0.1005, 0.05)])
 def test_difference_within_the_noise_is_reported_as_no_difference(walls: list[float]) -> None:
     text = verdict([timed(around(0.1, 0.05), attention="naive"), timed(walls, attention="sdpa_flash")])
-    ratio, low, high = map(float, re.findall(r"\d\.\d\d", text.partition(": ")[2]))
+    ratio, low, high = map(float, re.findall(r"-?\d\.\d\d", text.partition(": ")[2]))
     assert text.startswith("no difference is shown between naive and sdpa_flash: ")
     assert low <= ratio <= high
     assert ratio == pytest.approx(1, abs=0.02)

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cs_systems.analysis.memory.categories import Attribution
+from cs_systems.analysis.memory.allocations import Allocation
+from cs_systems.analysis.memory.categories import Attributed, Attribution
 from cs_systems.analysis.memory.counterfactual import peak_without
 from cs_systems.analysis.memory.graphs import kept_output, unused_graphs
-from cs_systems.analysis.memory.groups import EARLIER_GRADIENTS, GRADIENTS, groups, weight_copies
+from cs_systems.analysis.memory.groups import (
+    EARLIER_GRADIENTS,
+    GRADIENTS,
+    IN_BLOCKS,
+    _ends_with_graph,
+    _logits,
+    earlier_pass,
+    groups,
+    weight_copies,
+)
 from cs_systems.analysis.memory.leaks import leak
 from cs_systems.analysis.memory.model_copies import model_copies
+from cs_systems.analysis.memory.phases import Place
 from tests.analysis.memory.caching_allocator import MIB, CachingAllocator
 from tests.analysis.memory.test_categories import BACKWARD, FORWARD, MAIN, OPTIMIZER, SETUP, found_in, frame
 
@@ -89,6 +101,22 @@ def test_leak_without_backward_has_a_step_per_forward(tmp_path: Path) -> None:
             allocator.alloc(MIB, line(20))
             allocator.free(activation, line(2))
             allocator.free(allocator.alloc(MIB, MAIN), MAIN)
+
+    found = leak(history(tmp_path, do))
+    assert found is not None
+    assert (found.step_bytes, found.steps, found.site) == (MIB, 6, "train.py:20 forward")
+
+
+def test_leak_is_counted_per_update_of_several_passes(tmp_path: Path) -> None:
+    def do(allocator: CachingAllocator) -> None:
+        for _ in range(6):
+            allocator.alloc(MIB, line(20))
+            for _ in range(2):
+                activation = allocator.alloc(8 * MIB, line(1))
+                gradient = allocator.alloc(2 * MIB, BACKWARD)
+                allocator.free(activation, BACKWARD)
+                allocator.free(gradient, BACKWARD)
+            allocator.free(allocator.alloc(MIB, OPTIMIZER), OPTIMIZER)
 
     found = leak(history(tmp_path, do))
     assert found is not None
@@ -286,3 +314,72 @@ def test_peak_without_some_allocations_is_found_over_all_events(tmp_path: Path) 
     assert peak_without(found, [forward, backward]) == 2 * MIB
     assert peak_without(found, [old], ["forward"]) == 5 * MIB
     assert peak_without(found, [old, forward, backward], ["forward", "backward"]) == 2 * MIB
+
+
+# passes and logits
+
+
+def test_activations_without_a_layer_are_all_in_blocks(tmp_path: Path) -> None:
+    def do(allocator: CachingAllocator) -> None:
+        held = [allocator.alloc(size * MIB, line(size)) for size in (4, 8)]
+        allocator.alloc(MIB, BACKWARD)
+        for address in held:
+            allocator.free(address, BACKWARD)
+
+    assert [one.allocation.bytes for one in groups(history(tmp_path, do), ())[IN_BLOCKS]] == [4 * MIB, 8 * MIB]
+
+
+@pytest.mark.parametrize(("sizes", "twins"), [(5, 5), (4, 0)])
+def test_earlier_pass_has_the_sizes_of_five_tensors(tmp_path: Path, sizes: int, twins: int) -> None:
+    passed = [size * MIB for size in range(2, 2 + sizes)]
+
+    def do(allocator: CachingAllocator) -> None:
+        for size in passed:
+            allocator.alloc(size, FORWARD)
+
+    found = history(tmp_path, do, [*passed, 20 * MIB])
+    assert sorted(one.allocation.bytes for one in earlier_pass(found)) == passed[:twins]
+    assert not earlier_pass(history(tmp_path, do, passed[1:])), "one is missing"
+
+
+def one(size: int, phase: str, layer: str | None = None, category: str = "activations", start: int = 0) -> Attributed:
+    return Attributed(Allocation(start, 9, start, size, size, 0), category, phase, layer)
+
+
+@pytest.mark.parametrize(
+    ("phases", "blocks", "ends"),
+    [
+        (("forward",), 2, True), (("forward", "loss"), 2, True), (("forward",), 1, False), (("backward",), 2, False),
+        (("forward", None), 2, True), ((None,), 2, False),
+    ],
+)  # fmt: skip
+def test_recording_ends_with_a_graph_of_two_blocks(
+    tmp_path: Path, phases: Sequence[str | None], blocks: int, ends: bool
+) -> None:
+    found = history(tmp_path, training(1, lambda *_: None))
+    places = tuple(Place(phase, None) for phase in phases)
+    own = [one(8, "forward", f"block {number}") for number in range(blocks)]
+    others = [one(8, "forward", "head"), one(8, "forward", "block 7", "temporaries")]
+    assert _ends_with_graph(replace(found, places=places), [*own, *others]) is ends
+
+
+@pytest.mark.parametrize(
+    ("others", "logits"),
+    [
+        ([], []),
+        ([one(4, "forward", start=1)], [4]),  # in 16 bits
+        ([one(4, "forward", start=1), one(2, "forward", start=2)], [4]),  # the last large one counts
+        ([one(4, "forward", start=1), one(3, "forward", start=2)], []),
+        ([one(4, "forward", "lm_head", start=1)], [4]),
+        ([one(4, "forward", category="temporaries", start=1)], []),
+        ([one(8, "forward", start=1)], [8]),
+        ([one(8, "forward", "block 3", start=1)], []),
+        ([one(8, "backward", category="temporaries", start=6)], [8]),
+        ([one(8, "backward", category="gradients", start=6)], []),
+        ([one(8, "optimizer", category="temporaries", start=6)], []),
+        ([one(6, "forward", start=1)], []),
+    ],
+)
+def test_logits_are_as_large_as_the_loss_or_half(others: list[Attributed], logits: list[int]) -> None:
+    loss = [one(8, "loss", start=4), one(1, "loss", start=5)]
+    assert sorted(each.allocation.bytes for each in _logits([*others, *loss])) == sorted([*logits, 1, 8])
