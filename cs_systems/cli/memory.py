@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
+from tyro.conf import arg
+
 from cs_systems.cli._memory_text import COMPILED, print_memory, say
 from cs_systems.cli._options import (
     MaybePath,
@@ -29,15 +31,15 @@ from cs_systems.cli._options import (
     parse_bytes,
     refuse,
 )
-from cs_systems.cli._output import print_table
+from cs_systems.cli._output import Format, Open, check_outputs, deliver, joined, page_asked, print_table, terminal_width
 from cs_systems.config import ConfigError, RunConfig, describe
 from cs_systems.core.fields import Subject
 from cs_systems.core.printable import visible
-from cs_systems.core.tables import Table
+from cs_systems.core.tables import Column, Table
 from cs_systems.record import RunRecord
 
 if TYPE_CHECKING:
-    from cs_systems.formulas.memory.fit import Change
+    from cs_systems.formulas.memory.fit import Change, Fit
 
 # tables of a record that hold memory results
 OF_MEMORY = {"memory_phases", "memory_parts", "residuals", "memory_ranges", "snapshot"}
@@ -69,6 +71,9 @@ class Memory:
     budget: Annotated[MaybeText, optional("SIZE", "memory limit of --best-checkpoint, the CUDA context included")] = (
         None
     )
+    format: Annotated[Format, arg(help="format of the table of --fits")] = "terminal"
+    output: Annotated[MaybePath, optional("FILE", "file for the table of --fits, instead of the terminal")] = None
+    open: Open = False
 
 
 ARGS = Memory
@@ -83,6 +88,21 @@ class ChangeRow(TypedDict):
 
 
 CHANGES = Table("changes", ChangeRow, "each change alone")
+
+
+class FitRow(TypedDict):
+    """Prediction for one of several cells, with the largest batch and context that fit; 0 if none does."""
+
+    cell: str
+    needed_bytes: int
+    fits: bool
+    largest_batch: Annotated[int, Column("batch", "batch, context: the largest that fits")]
+    largest_context: Annotated[int, Column("context")]
+    first: Annotated[str, Column("change first", drop=1)]
+
+
+NOTHING_ENOUGH = "no combination is enough; shard the model over several devices"
+FITS = Table("fits", FitRow, "predicted memory of a step")
 
 
 def run(args: Memory) -> int:
@@ -106,7 +126,7 @@ def run(args: Memory) -> int:
         return _show(args.show)
     configs = args.cells.configs(args.steps.base(), args.step)
     if args.fits is not None:
-        return _print_fits(args, configs, _device_bytes(args.fits, "--fits"))
+        return _print_fits(page_asked(args), configs, _device_bytes(args.fits, "--fits"))
     if args.best_checkpoint != (args.budget is not None):
         raise ConfigError(
             "--best-checkpoint and --budget require each other; give both, as in --best-checkpoint --budget 40GiB"
@@ -129,7 +149,6 @@ def run(args: Memory) -> int:
 
 def _print_peaks(records: Sequence[RunRecord]) -> None:
     """Print the peaks of several cells as one table."""
-    from cs_systems.cli._output import terminal_width
     from cs_systems.report.tables.records import render
 
     read = [record for record in records if record.run_config.profiler == "memory"]
@@ -157,6 +176,9 @@ def _check_used(args: Memory) -> None:
         refuse([name for name in names if name != "show"], "--show only prints recorded results")
     if args.fits is not None:
         refuse([name for name in names if name in NOT_OF_FITS], "--fits predicts memory without measuring a step")
+    else:
+        forms = [name for name in names if name in ("format", "output", "open")]
+        refuse(forms, "only --fits has a table in other formats; show a run by cs-systems report DIR --format")
     if args.best_checkpoint:
         itself = "--best-checkpoint runs every cell, and chooses its checkpoint plan and memory limit by --budget"
         refuse([name for name in names if name in ("checkpoint", "memory_limit", "part")], itself)
@@ -201,11 +223,11 @@ def _measured_cells(args: Memory, configs: Sequence[RunConfig]) -> list[RunConfi
 
 def _print_fits(args: Memory, configs: Sequence[RunConfig], device_bytes: int) -> int:
     from cs_systems.cli import _forecasts
-    from cs_systems.core.units import human
     from cs_systems.formulas.memory.fit import fits
     from cs_systems.measure.runtime.sweep import check, forecasting, preflight, run
 
     _check_predictable(args, configs, "--fits")
+    check_outputs({"--output": args.output})
     own = [config for config in configs if config.subject is Subject.OWN]
     check(own, timeout_s=args.sweep.timeout_s)
     if own:
@@ -213,23 +235,63 @@ def _print_fits(args: Memory, configs: Sequence[RunConfig], device_bytes: int) -
         with forecasting(args.sweep.timeout_s) as forecast:
             for config in own:
                 _forecasts.print_fits(config, device_bytes, forecast, run if has_gpu else None)
-    for config in configs:
-        if config in own:
-            continue
-        fit = fits(replace(config, device="cuda"), device_bytes)
-        verdict = "with the CUDA context, " + ("fits" if fit.fits else "does not fit")
-        say(f"{describe(config)}: {human(fit.needed_bytes, 'bytes')} {verdict} {human(device_bytes, 'bytes')}")
-        largest = {"batch": fit.largest_batch, "context": fit.largest_context}
-        sizes = ", or ".join(_forecasts.size(name, most) for name, most in largest.items())
-        say(f"  largest that fits: {sizes if any(largest.values()) else 'none; batch 1 or context 1 still needs more'}")
-        if not fit.fits:
-            first = " ".join(change.what for change in fit.first)
-            say(f"  change first: {first or 'no combination is enough; shard the model over several devices'}")
-            rows: list[ChangeRow] = [
-                {"change": one.what, "needed_bytes": one.needed_bytes, "fits": one.fits} for one in fit.changes
-            ]
-            print_table(CHANGES, rows)
+    found = [(config, fits(replace(config, device="cuda"), device_bytes)) for config in configs if config not in own]
+    if found and (len(found) > 1 or args.format != "terminal" or args.output is not None):
+        _print_table_of_fits(args, found, device_bytes)
+    else:
+        for config, fit in found:
+            _print_fit(config, fit)
     return 0
+
+
+def _print_fit(config: RunConfig, fit: Fit) -> None:
+    """Print whether a cell fits, the largest sizes that fit, and what to change."""
+    from cs_systems.cli._forecasts import size
+    from cs_systems.core.units import human
+
+    verdict = "with the CUDA context, " + ("fits" if fit.fits else "does not fit")
+    say(f"{describe(config)}: {human(fit.needed_bytes, 'bytes')} {verdict} {human(fit.device_bytes, 'bytes')}")
+    largest = {"batch": fit.largest_batch, "context": fit.largest_context}
+    sizes = ", or ".join(size(name, most) for name, most in largest.items())
+    say(f"  largest that fits: {sizes if any(largest.values()) else 'none; batch 1 or context 1 still needs more'}")
+    if not fit.fits:
+        say(f"  change first: {_first_changes(fit)}")
+        rows: list[ChangeRow] = [
+            {"change": one.what, "needed_bytes": one.needed_bytes, "fits": one.fits} for one in fit.changes
+        ]
+        print_table(CHANGES, rows)
+
+
+def _first_changes(fit: Fit) -> str:
+    if fit.fits:
+        return ""
+    return " ".join(change.what for change in fit.first) or NOTHING_ENOUGH
+
+
+def _print_table_of_fits(args: Memory, found: Sequence[tuple[RunConfig, Fit]], device_bytes: int) -> None:
+    """Print a row for each cell, named by what differs among the cells."""
+    from cs_systems.config import same_fields
+    from cs_systems.core.units import human
+    from cs_systems.report.tables.rows import render_table
+
+    first = found[0][0]
+    same = same_fields([config for config, _ in found]) if len(found) > 1 else set[str]()
+    constant = f"; {describe(first, same_fields([first]) - same)}" if same else ""
+    rows: list[FitRow] = [
+        {
+            "cell": describe(config, same),
+            "needed_bytes": fit.needed_bytes,
+            "fits": fit.fits,
+            "largest_batch": fit.largest_batch,
+            "largest_context": fit.largest_context,
+            "first": _first_changes(fit),
+        }
+        for config, fit in found
+    ]
+    caption = f"{FITS.caption} with the CUDA context, on {human(device_bytes, 'bytes')}{constant}"
+    width = terminal_width(args.output)
+    text = render_table(replace(FITS, caption=caption), rows, args.format, (), width, width is not None)
+    deliver(joined([text], args.format, caption), args.format, args.output, args.open)
 
 
 def _check_predictable(args: Memory, configs: Sequence[RunConfig], option: str) -> None:

@@ -100,7 +100,7 @@ def test_report_of_memory_run_shows_peaks_and_no_times(capsys: pytest.CaptureFix
 
 
 def test_fits_predicts_without_running_any_cell(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["memory", "--size", "2.7B", "small", "--context-length", "2048", "--fits", "80GiB"]) == 0
+    assert main(["memory", "--size", "2.7B", "--context-length", "2048", "--fits", "80GiB"]) == 0
     output = capsys.readouterr().out
     assert (
         "2.7B ctx 2048 batch 4 · naive · fp32 · train-step: 173 GiB with the CUDA context, does not fit 80.0 GiB"
@@ -108,6 +108,8 @@ def test_fits_predicts_without_running_any_cell(capsys: pytest.CaptureFixture[st
     )
     assert "largest that fits: batch 1, or context 884" in output
     assert "change first: --attention flash_triton --checkpoint selective:matmul" in output
+    assert main(["memory", "--size", "small", "--context-length", "2048", "--fits", "80GiB"]) == 0
+    output = capsys.readouterr().out
     assert "small ctx 2048 batch 4 · naive · fp32 · train-step: 20.8 GiB with the CUDA context, fits 80.0 GiB" in output
     assert main(["memory", "--size", "8B", "--fits", "24GiB"]) == 0
     output = capsys.readouterr().out
@@ -115,6 +117,26 @@ def test_fits_predicts_without_running_any_cell(capsys: pytest.CaptureFixture[st
     assert "change first: no combination is enough; shard the model over several devices" in output
     assert main(["memory", "--size", "tiny", "--fits", "8TiB"]) == 0
     assert "largest that fits: batch 1,048,576 or more, or context" in capsys.readouterr().out, "the search ends there"
+
+
+def test_fits_of_several_cells_is_a_table_in_every_format(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["memory", "--size", "small", "2.7B", "--context-length", "2048", "--precision", "bf16", "--fits", "80GiB"]
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(
+        "predicted memory of a step with the CUDA context, on 80.0 GiB; ctx 2048 batch 4 · naive ·"
+    )
+    assert [line.split()[:5] for line in lines[-3:-1]] == [
+        ["small", "22.5", "yes", "15", "4299"],
+        ["2.7B", "187", "no", "0", "854"],
+    ]
+    assert lines[-2].endswith("--attention sdpa_flash --checkpoint selective:matmul")
+    assert main([*words, "--format", "csv"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "cell,needed_bytes,fits,largest_batch,largest_context,first"
+    assert main([*words, "--format", "html"]) == 0
+    assert "<td" in capsys.readouterr().out
+    assert main(["memory", "--size", "small", "--format", "csv"]) == 2
+    assert "only --fits has a table in other formats" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ CASES: dict[str, tuple[object, ...]] = {
     "snapshot": (SNAPSHOT,),
     "snapshot of two": (SNAPSHOT, SNAPSHOT),
     "ab": ("true", "true", "--measure", "process", "--max-pairs", "2"),
+    "memory --fits": (*("--size", "large", "2.7B", "--precision", "fp32", "bf16"), "--fits", "80GiB"),
     "comm": (PROFILES / "comm",),
     "parallel": (PROFILES / "data_parallel_variants",),
 }
