@@ -96,6 +96,8 @@ def _chosen(args: Course) -> list[Task]:
     """Return the tasks to run. Raises ConfigError for an unknown one, and for options without effect."""
     if args.all and args.task:
         raise ConfigError(f"--all runs every task; leave out --all, or {' '.join(args.task)}")
+    if args.all and args.code:
+        raise ConfigError("--code is for one kind of task; leave out --all, and name the tasks")
     if args.budget_s is not None and not args.budget_s > 0:
         raise ConfigError(f"--budget-s must be more than 0 s, got {args.budget_s:g}")
     if args.gpus is not None and not args.all:
@@ -109,8 +111,6 @@ def _chosen(args: Course) -> list[Task]:
             raise ConfigError(f"no task takes {args.gpus} GPUs; use --gpus 0, 1 or 2")
         return found
     found = [known[one_of("task", name, known)] for name in args.task]
-    if args.all and args.code:
-        raise ConfigError("--code is for one kind of task; leave out --all, and name the tasks")
     if args.code and (without := [task.name for task in found if not task.code]):
         raise ConfigError(f"{without[0]} takes no code of your own; leave out --code")
     return found

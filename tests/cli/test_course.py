@@ -110,6 +110,7 @@ def test_own_model_takes_the_place_of_the_built_in() -> None:
         "naive_ddp --full": "the handout's size needs 2 GPUs, and this is a CPU; leave out --full",
         "flash_forward --size tiny": "flash_forward has no model; leave out --size",
         "torch_compile --code mine.py:f": "torch_compile takes no code of your own; leave out --code",
+        "--all --code mine.py:f": "--code is for one kind of task; leave out --all, and name the tasks",
         "naive_ddp --gpus 1": "--gpus requires --all; add --all, or leave out --gpus",
         "naive_ddp --all": "--all runs every task; leave out --all, or naive_ddp",
         "--all --gpus 3": "no task takes 3 GPUs; use --gpus 0, 1 or 2",
