@@ -95,7 +95,7 @@ class Answer:
     def _error(self) -> str:
         off = errors(self.trials)
         if not off:
-            return "no trial had an expectation, which takes a GPU" if self.kept else ""
+            return "no trial had an expected step, because expectations require a GPU" if self.kept else ""
         close = sum(error <= CLOSE for error in off)
         return f"expected against measured: {close} of {len(off)} within {CLOSE:.0%}, median off by {median(off):.0%}"
 

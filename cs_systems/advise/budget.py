@@ -6,8 +6,8 @@ from collections.abc import Callable
 from statistics import median
 
 LEAST_TIMEOUT_S = 60.0
-MOST_OF_BUDGET = 1 / 3  # that a trial may take
-PROOF = 4  # processes at the end, the start beside the best, whose time no trial may take
+MOST_OF_BUDGET = 1 / 3  # largest share of the budget that one trial may take
+PROOF = 4  # processes of the last comparison, of start and best; no trial may take their time
 
 
 class Budgeted:
@@ -33,7 +33,7 @@ class Budgeted:
         return self.budget_s - self.left_s()
 
     def process_s(self) -> float:
-        """Return the median time of a process, which one that hangs or compiles for minutes does not change."""
+        """Return the median time of a process in s, which a single process that hangs or compiles hardly changes."""
         return median(self._took_s) if self._took_s else self.first_s
 
     def timeout_s(self) -> float:

@@ -51,8 +51,8 @@ def judge_time(best: Sequence[RunRecord], candidate: Sequence[RunRecord], times:
 
 def judge_memory(best: Sequence[RunRecord], candidate: Sequence[RunRecord], times: float = 1.0) -> Judgement:
     """Compare the peaks, which equal processes repeat to the byte."""
-    then, now = (max(peak_bytes(record) or 0 for record in records) for records in (candidate, best))
-    ratio = then / now if now else 1.0
+    before, after = (max(peak_bytes(record) or 0 for record in records) for records in (best, candidate))
+    ratio = after / before if before else 1.0
     return Judgement(ratio < 1 - LEAST_GAIN, ratio, ratio, ratio)
 
 
@@ -67,7 +67,7 @@ def _judge_numbers(
     candidate: Sequence[RunRecord],
     times: float,
 ) -> Judgement:
-    """Compare one number a process; a single process each shows no noise, so decides nothing."""
+    """Compare one number per process; one process per side shows no noise and decides nothing."""
     then, now = ([[[value(record) or 0.0]] for record in records] for records in (best, candidate))
     scaled = [[[number / times for number in steps] for steps in rounds] for rounds in now]
     found = statistics.ratio_interval(then, scaled, CONFIDENCE)

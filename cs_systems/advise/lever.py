@@ -120,7 +120,7 @@ class Situation:
 
     @cached_property
     def device_s(self) -> float | None:
-        """Time of a step on the device alone; None where only an experiment can tell and none did."""
+        """Time of a step on the device alone; None if it takes an experiment that was not made."""
         step_s, record = self.step_s, self.record
         if self.is_captured and record and _is_of(record, self.config):
             return step_s
@@ -131,7 +131,7 @@ class Situation:
     def after_experiment(self, experiment: str, instead: str = "") -> Expected | None:
         """Return the duration of the step if a part of it takes the time that an experiment measured.
 
-        At least the host's time to submit it.
+        It is at least the host's time to submit the step.
         """
         row, device_s = self._row(experiment, instead), self.device_s
         if row is None or row["time_s"] is None or device_s is None:
@@ -245,8 +245,8 @@ class Lever:
         script: how it is applied to a script; None for a lever of cells.
         remedies: codes of the causes, as rules of diagnosis name them, for which it is a remedy.
         cost: how many processes a trial of it is worth; it only orders options, by their gain per cost.
-        frees_host: after it, the device no longer waits for launches, so that options gain which these would hide.
-        experiment: the experiment by which its options are expected; it needs a step that the host launches.
+        frees_host: whether it ends the device's wait for launches, which hides what other options gain.
+        experiment: name of the experiment that predicts its options; it needs a step that the host launches.
     """
 
     numbers: str

@@ -30,8 +30,8 @@ UNCHECKED = Check(True, "")
 def training(candidate: RunRecord, start: RunRecord, seeds: Sequence[RunRecord]) -> Check:
     """Return whether the candidate's losses differ from the start's by no more than losses with other seeds do.
 
-    Compares the mean difference over all steps, and that at the end. The largest difference would tell nothing: one
-    step that a seed spikes in would allow a candidate that does not learn.
+    Compares the mean difference over all steps, and the difference at the end. The largest difference would prove
+    nothing: one step in which the loss of a seed spikes would allow a candidate that does not learn.
 
     Args:
         candidate: loss curve of the candidate, with the start's seed.

@@ -14,7 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -179,9 +179,9 @@ def _recorded(folder: Path) -> RunRecord | None:
 
 
 def _failed(reason: str) -> RunRecord:
-    return RunRecord("", replace(RunConfig()).to_dict(), "error", reason=reason)
+    return RunRecord("", RunConfig().to_dict(), "error", reason=reason)
 
 
 def _last_line(log: Path) -> str:
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return plain(lines[-1])[:200] if lines else "it ended without a word"
+    return plain(lines[-1])[:200] if lines else "it ended and printed nothing"

@@ -33,9 +33,9 @@ from cs_systems.core.units import counted, human
 from cs_systems.record import RunRecord
 from cs_systems.report.advice import TrialRow
 
-AGAIN = 0.05  # expected share, from which an option that gave nothing is tried on top of another best cell
-LARGE_GAIN = 0.1  # that noise may hide from the median of the first pair on a host
-CLOSE_ENDS = 1.06  # of the whole gain's interval, high over low, from which no further pair is measured
+AGAIN = 0.05  # least expected gain, as a share, for which an option without gain is tried again on another best cell
+LARGE_GAIN = 0.1  # share; on a host, an option gets no further pair if the interval excludes this gain
+CLOSE_ENDS = 1.06  # high over low end of the whole gain's interval; below it, no further pair is needed
 
 
 class Bench(Protocol):
@@ -57,7 +57,7 @@ class Bench(Protocol):
         """Return the time since the search began."""
 
 
-class Nothing(RuntimeError):
+class Unmeasurable(RuntimeError):
     """Error for a start that cannot be measured; the message is the reason."""
 
 
@@ -92,10 +92,10 @@ class Search:
         return self.situation.cell
 
     def run(self) -> None:
-        """Try options until none or no time is left. Raises Nothing."""
+        """Try options until none or no time is left. Raises Unmeasurable."""
         first = self._measure(self.best)
         if first.measurement is None or not first.is_timing or self._now(first) is None:
-            raise Nothing(first.reason or GOALS[self.situation.goal].missing)
+            raise Unmeasurable(first.reason or GOALS[self.situation.goal].missing)
         self.situation = replace(self.situation, history=(first,))
         while (option := self._next()) is not None:
             self._try(option)
@@ -258,10 +258,10 @@ class Search:
 
     def _prove(self) -> None:
         """Measure the start and the best cell again, in alternating processes."""
-        self.say("measuring the start again, beside the best")
-        self._whole = self.beside_start(self.best)
+        self.say("measuring the start again, in turn with the best")
+        self._whole = self.compared_with_start(self.best)
 
-    def beside_start(self, cell: Cell) -> Judgement | None:
+    def compared_with_start(self, cell: Cell) -> Judgement | None:
         """Return the judgement of a cell compared with the start, in as many pairs as the time allows.
 
         None if one fails.

@@ -165,7 +165,7 @@ def _measure(args: Ab, compared: Compared, scratch: Path, budget_s: float, signa
 
 
 def _choose(compared: Compared, trial: Callable[[str], Trial]) -> bool:
-    """Decide if steps or processes are compared, by one recorded process of each side.
+    """Decide whether steps or processes are compared, from one recorded process per side.
 
     Return True if both gave steps.
     """
@@ -230,7 +230,7 @@ def _deliver(args: Ab, compared: Compared, standing: Standing) -> None:
         deliver(text, "json", args.output)
         return
     notes = [f"compared: {what}{f', because {compared.why}' if compared.why else ''}"]
-    notes += [f"{reason}" for reason in _failures(compared)]
+    notes += _failures(compared)
     if text := _losses(compared):
         notes.append(text)
     sentence = visible(_sentence(compared, standing))
@@ -290,7 +290,7 @@ def _losses(compared: Compared) -> str:
     if not a or not b:
         return ""
     if max(min(a), min(b)) <= min(max(a), max(b)):
-        return "loss: no difference beyond that between processes of one side"
+        return "loss: A and B differ no more than processes of one side do"
     change = quantile(b, 0.5) - quantile(a, 0.5)
     return f"loss: B's is {abs(change):.2g} {'higher' if change > 0 else 'lower'}, outside the range of A's processes"
 

@@ -35,9 +35,7 @@ class Ab:
             help_behavior_hint="",
         ),
     ] = ()
-    find: Annotated[MaybeText, optional("SHARE", "difference to find or to exclude", "that of --fail-if, else 3%")] = (
-        None
-    )
+    find: Annotated[MaybeText, optional("SHARE", "difference to find or to exclude", "--fail-if's, else 3%")] = None
     fail_if: Annotated[
         Names,
         arg(

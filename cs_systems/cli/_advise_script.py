@@ -39,7 +39,7 @@ def searched(asked: Asked) -> int:
     from cs_systems.advise import cells
     from cs_systems.advise.lever import ScriptPlan, Situation, all_levers
     from cs_systems.advise.scripts import ScriptBench, git_status
-    from cs_systems.advise.search import Nothing, Search
+    from cs_systems.advise.search import Search, Unmeasurable
     from cs_systems.cli._advice import announce, say
     from cs_systems.cli._output import Interrupted
     from cs_systems.cli._sweep import EXIT_NOTHING
@@ -67,7 +67,7 @@ def searched(asked: Asked) -> int:
     except KeyboardInterrupt:
         _deliver(search, bench, folder, script, source)
         raise Interrupted(folder) from None
-    except Nothing as reason:
+    except Unmeasurable as reason:
         say(f"the script cannot be measured as it is: {reason}")
         return EXIT_NOTHING
     finally:
@@ -151,7 +151,7 @@ def _try_patch(search: Search, bench: ScriptBench, script: Path, source: str) ->
     with tempfile.TemporaryDirectory(prefix="cs-systems-patched-") as copy:
         bench.copied(script, text, Path(copy))
         say("trying the diff in a copy of the folder")
-        found = search.beside_start(replace(best, is_patched=True))
+        found = search.compared_with_start(replace(best, is_patched=True))
     if found is None:
         print("\nthe diff does not run in a copy of the folder; see its log in the folder of the records")
         return

@@ -95,7 +95,7 @@ def planned(
 ) -> Plan:
     """Return the plan of a task. Raises ConfigError if --full asks for the handout's size and it cannot run here.
 
-    sizes, contexts: of the model, in the place of the task's. code, model: the user's own, as `path.py:name` or
+    sizes, contexts: of the model, instead of the task's. code, model: the user's own, as `path.py:name` or
     `module:name`.
     """
     out = folder / (task.folder or task.name)

@@ -149,7 +149,7 @@ def flag(help: str) -> Any:
     return arg(help=help, help_behavior_hint="")
 
 
-RecordHost = Annotated[bool, flag("write the name of this host into the records, beside date and command")]
+RecordHost = Annotated[bool, flag("write the name of this host into the records, next to date and command")]
 
 _typed: ContextVar[frozenset[str]] = ContextVar("_typed", default=frozenset())
 

@@ -1,7 +1,7 @@
 """Compare two commands, two scripts, or two revisions of a script: pairs of processes until the verdict is safe.
 
-What is compared is the duration of a step where the loop of both scripts can be recorded, as `run` does, otherwise that
-of the whole process. Equal programs are called different in at most 1 of 100 comparisons, however long they run.
+Compares the duration of a step if the loops of both scripts can be recorded, as `run` does, and otherwise of the whole
+process. Equal programs are called different in at most 1 of 100 comparisons, however long they run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Make a training step faster or smaller: try the levers that apply, keep those that are proved, check the numbers.
 
 Begins with one cell, such as `--size small --context-length 512`, or your own, `--workload mine.py:factory`. Each
-option is measured in fresh processes beside the best cell so far. The answer has each kept lever with its expected and
-its measured step, why others were not kept, and the command of the best cell.
+option is measured in fresh processes and compared with the best cell so far. The answer has each kept lever with its
+expected and its measured step, why others were not kept, and the command of the best cell.
 
 `advise -- train.py ARGS` tries the levers of an unedited script, applied from outside, and prints the diff.
 """
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 GOALS = ("time", "memory", "energy", "tokens-per-joule")
 KEEPS = ("training", "strict")
-WINDOW_S = 1.5  # of the steps of a round whose energy is a goal; NVML's counter takes a second
+WINDOW_S = 1.5  # least time of a round's steps if energy is the goal, because NVML's counter needs a second
 OF_SCRIPTS = ("warmup", "steps")  # options of a measurement that also apply to a script
 
 
@@ -57,7 +57,7 @@ class Advise:
     goal: Annotated[
         str,
         one_name("goal", GOALS),
-        arg(help="what to improve: time or peak memory of a step, or its energy, which is also that of a token"),
+        arg(help="what to improve: time, peak memory or energy of a step; tokens-per-joule: energy per token"),
     ] = "time"
     keep: Annotated[
         str,
@@ -134,7 +134,7 @@ def _search(args: Advise, start: RunConfig, budget_s: float, limit_bytes: int | 
     from cs_systems.advise.cells import CellBench, machine
     from cs_systems.advise.judge import OF_ENERGY
     from cs_systems.advise.lever import Situation, all_levers
-    from cs_systems.advise.search import Nothing, Search
+    from cs_systems.advise.search import Search, Unmeasurable
     from cs_systems.cli._advice import announce, say
     from cs_systems.cli._options import Sweep
     from cs_systems.cli._output import Interrupted
@@ -166,7 +166,7 @@ def _search(args: Advise, start: RunConfig, budget_s: float, limit_bytes: int | 
         except KeyboardInterrupt:
             _deliver(search.answer(), folder)
             raise Interrupted(folder) from None
-        except Nothing as reason:
+        except Unmeasurable as reason:
             print(visible(f"cs-systems: the start cannot be measured: {reason}"), file=sys.stderr)
             return EXIT_NOTHING
     _deliver(search.answer(), folder)

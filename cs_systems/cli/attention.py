@@ -1,6 +1,6 @@
 """Time attention alone: every combination of backends, shapes and precisions, forward, backward and both together.
 
-Each row shows TFLOP/s and peak memory. Credited FLOPs are those of the formula, with causal attention halved; executed
+Each row shows TFLOP/s and peak memory. Credited FLOPs follow the formula, with causal attention halved; executed
 FLOPs include whole tiles, padding and recomputation.
 On a GPU, kernels are timed without the launch overhead of the CPU, and the time of a step is the sum of its phases.
 """

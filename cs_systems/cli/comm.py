@@ -1,6 +1,6 @@
 """Measure collectives: latency, algbw and busbw of all-reduce, all-gather, reduce-scatter, broadcast, all-to-all.
 
-Sizes and rates follow nccl-tests: the size is that of a rank's largest buffer in bytes (for all-gather the output, for
+Sizes and rates follow nccl-tests: the size is a rank's largest buffer in bytes (for all-gather the output, for
 reduce-scatter the input), algbw is size over time, busbw is the traffic of a link. The table shows set-up, the first
 call and the waiting for a late rank separately from the transfer. Ranks use NCCL on GPUs, gloo on CPUs.
 """

@@ -176,7 +176,7 @@ def _pictures(found: Comparison) -> list[tuple[str, str]]:
     from cs_systems.report.figures import plot, ratios
 
     rows = [row for row in found.rows if not _is_noisy(row)]
-    title = "time of the candidate over that of the baseline, with its 95% interval"
+    title = "time of the candidate over the baseline's, with its 95% interval"
     return [(title, plot.drawn_svg(lambda: ratios.ratios(rows), "ratios"))] if rows else []
 
 

@@ -34,12 +34,12 @@ class Course:
     ] = ()
     all: Annotated[bool, flag("run all tasks")] = False
     gpus: Annotated[MaybeInt, optional("INT", "with --all: only the tasks that take so many GPUs, 0, 1 or 2")] = None
-    size: Annotated[MaybeNames, flag("sizes of the model, in the place of the task's")] = ()
-    context_length: Annotated[MaybeNames, flag("tokens of a sequence, in the place of the task's")] = ()
+    size: Annotated[MaybeNames, flag("sizes of the model, instead of the task's")] = ()
+    context_length: Annotated[MaybeNames, flag("tokens of a sequence, instead of the task's")] = ()
     full: Annotated[bool, flag("use the handout's sizes, whether they fit or not")] = False
     code: Annotated[MaybeText, optional("PATH:NAME", "your own attention or strategy, next to the built-in one")] = None
     model: Annotated[
-        MaybeText, optional("MODULE:CLASS", "your own class of a language model, in the place of the built-in one")
+        MaybeText, optional("MODULE:CLASS", "your own class of a language model, instead of the built-in one")
     ] = None
     out: Annotated[MaybePath, optional("DIR", "folder of the results, with one folder for each task", str(FOLDER))] = (
         None

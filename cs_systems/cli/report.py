@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cs_systems.report.advice import Advice
 
 
-WATERFALL = "waterfall"  # figure of a search by advise, which its folder keeps besides the records
+WATERFALL = "waterfall"  # kind of figure of a search by advise, drawn from its answer and not from records
 
 
 @dataclass(frozen=True)

@@ -48,10 +48,10 @@ class FitRow(LineColumns):
     """Fit of t(n) = α + n/β to the calls of a line."""
 
     sizes: int
-    latency_s: Annotated[float, Column("α")]  # α
-    algbw_bytes_per_s: Annotated[float | None, Column("β")]  # β
-    busbw_bytes_per_s: Annotated[float | None, Column("β as busbw")]  # β, as the rate of the bus
-    half_bandwidth_bytes: Annotated[float | None, Column("α β")]  # α β
+    latency_s: Annotated[float, Column("α")]
+    algbw_bytes_per_s: Annotated[float | None, Column("β")]
+    busbw_bytes_per_s: Annotated[float | None, Column("β as busbw")]
+    half_bandwidth_bytes: Annotated[float | None, Column("α β")]
     r_squared: Annotated[float | None, Column("R²")]
     worst_residual_share: float | None
 
@@ -128,7 +128,7 @@ def fitted(records: Sequence[RunRecord]) -> Fit | None:
     "worst_residual_share",
     notes=(
         "α: latency; β: the algbw that large sizes approach; α β: the size at which half of β is reached",
-        "the fit minimizes relative residuals, so that all sizes have equal weight; R² is that of these residuals",
+        "the fit minimizes relative residuals, so that all sizes have equal weight; R² is computed from them",
         "a worst residual above about 10% means that one line does not describe all sizes",
     ),
 )

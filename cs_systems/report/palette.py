@@ -26,7 +26,7 @@ class Paint(NamedTuple):
 
     @property
     def color(self) -> str:
-        """Return the colour on white."""
+        """Colour on a white page."""
         return SHADES[self.hue].light
 
 

@@ -12,7 +12,7 @@ from cs_systems.advise.judge import Judgement
 from cs_systems.advise.lever import Proposal, Situation, all_levers, proposals
 from cs_systems.advise.levers import fused_parts
 from cs_systems.advise.numerics import Check
-from cs_systems.advise.search import Nothing, Search
+from cs_systems.advise.search import Search, Unmeasurable
 from cs_systems.config import Precision, RunConfig, preset
 from cs_systems.core.experiments import ExperimentRow
 from cs_systems.core.tables import Tables
@@ -262,13 +262,13 @@ def test_energy_is_a_goal_only_with_a_counter_and_is_refused_with_the_reason_wit
     assert first["tokens_per_j"] == pytest.approx(2048 / first["step_j"])
     assert kept[0]["lever"] == "bf16 + cuda_graph"
     assert kept[0]["gain"] == pytest.approx(51.1 / 14.1, rel=0.01)
-    with pytest.raises(Nothing, match="no counter of joules can be read here"):
+    with pytest.raises(Unmeasurable, match="no counter of joules can be read here"):
         searched(ModelledBench(), goal=goal)
 
 
 def test_a_start_without_a_number_is_refused() -> None:
     search = Search(Situation(replace(START, attention="flash_cuda"), GPU), all_levers(), ModelledBench())
-    with pytest.raises(Nothing, match="it is not installed"):
+    with pytest.raises(Unmeasurable, match="it is not installed"):
         search.run()
 
 

@@ -1,4 +1,4 @@
-"""Moments of AdamW in bf16 beside master weights: fewer bytes in the update and in memory."""
+"""Moments of AdamW in bf16, with master weights: fewer bytes in the update and in memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cs_systems.core.fields import Subject
 from cs_systems.formulas.cost import parameter_count
 from cs_systems.formulas.peaks import peak_bandwidth
 
-SAVED_BYTES = 8  # of a parameter: both moments are read and written in 2 bytes instead of 4
+SAVED_BYTES = 8  # per parameter: both moments are read and written in 2 bytes instead of 4
 
 
 def options(situation: Situation) -> Sequence[Option] | str:
@@ -21,7 +21,7 @@ def options(situation: Situation) -> Sequence[Option] | str:
 
 
 def _expected(situation: Situation) -> Expected | None:
-    """Return the step with the update's bytes that are saved, at the memory's peak rate."""
+    """Return the step without the bytes that the update saves, at the memory's peak rate."""
     device_s, peak = situation.device_s, peak_bandwidth(situation.environment.device_name)
     if device_s is None or peak is None or situation.config.subject is not Subject.STEP:
         return None

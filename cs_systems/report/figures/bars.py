@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cs_systems.core import units
 from cs_systems.record import RunRecord
 from cs_systems.report import palette
-from cs_systems.report.figures.drawing import INK, beside, filled, one_panel, with_legend
+from cs_systems.report.figures.drawing import INK, filled, on_patch, one_panel, with_legend
 from cs_systems.report.figures.labels import labels
 from cs_systems.report.frame import STEP
 from cs_systems.report.tables import columns as cols
@@ -79,7 +79,7 @@ def families(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
         axes.barh(range(len(times)), widths, left=left, label=name, height=0.72, **filled(look))
         for y, (start, width) in enumerate(zip(left, widths, strict=True)):
             if width >= LEAST_LABELLED:
-                beside(axes.text(start + width / 2, y, f"{width:.0f}%", ha="center", va="center", fontsize=8))
+                on_patch(axes.text(start + width / 2, y, f"{width:.0f}%", ha="center", va="center", fontsize=8))
         left = [a + b for a, b in zip(left, widths, strict=True)]
     for y, one in enumerate(times):
         axes.text(101, y, units.human(sum(one.values()), "s"), va="center", fontsize=9)

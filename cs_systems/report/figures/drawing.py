@@ -36,7 +36,7 @@ DASHES: tuple[dict[str, Any], ...] = ({}, {"linestyle": "--", "markerfacecolor":
 
 TEXT_WIDTH = 88  # characters of an axis label that fit the width of a figure
 
-# Curves without a colour of their own.
+# look of curves without a colour of their own
 CROWD: dict[str, Any] = {"color": GREY, "alpha": 0.6, "linewidth": 0.8}
 
 
@@ -105,7 +105,7 @@ def filled(look: palette.Paint) -> dict[str, Any]:
     return {"facecolor": look.color, "hatch": look.hatch, "edgecolor": over, "linewidth": 0}
 
 
-def beside(text: Any) -> None:
+def on_patch(text: Any) -> None:
     """Draw the text on a patch in the page's colour, so that bars and lines below it do not disturb."""
     text.set_bbox({"facecolor": palette.PAGE.light, "edgecolor": "none", "boxstyle": "round,pad=0.15", "alpha": 0.85})
 

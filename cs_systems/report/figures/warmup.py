@@ -14,8 +14,8 @@ from cs_systems.report.figures.drawing import (
     GREY,
     MARKERS,
     MOST_CURVES,
-    beside,
     log_scale,
+    on_patch,
     one_panel,
     with_legend,
 )
@@ -59,7 +59,7 @@ def warmup(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
         cause = ", ".join(causes(sample, clock)) or "cause not recorded"
         if cause != previous:
             at: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": 9}
-            beside(axes.annotate(cause, (number, ratio), (8, 0), **at))
+            on_patch(axes.annotate(cause, (number, ratio), (8, 0), **at))
         previous = cause
     warm = max(sum(s.warmup for s in r.measurement.samples) for r in measured.values() if r.measurement)
     if more := len(measured) - len(colored):
