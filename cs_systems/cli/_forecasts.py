@@ -48,7 +48,7 @@ def print_fits(config: RunConfig, device_bytes: int, forecast: Forecast, measure
         _print_extrapolated(config, device_bytes, first["reason"], measure)
         return
     needed = _needed(known(first))
-    _print_verdict(config, needed, device_bytes)
+    print_verdict(config, needed, device_bytes)
 
     def most(change: Callable[[int], RunConfig], start: int) -> int:
         return largest(lambda n: _needed(known(forecast(change(n)))), device_bytes, start)
@@ -71,7 +71,8 @@ def size(name: str, largest: int) -> str:
     return f"{name} {largest:,}" if largest else f"no {name}"
 
 
-def _print_verdict(config: RunConfig, needed: float, device_bytes: int) -> None:
+def print_verdict(config: RunConfig, needed: float, device_bytes: int) -> None:
+    """Print whether the bytes that a cell needs fit a device."""
     verdict = "with the CUDA context, " + ("fits" if needed <= device_bytes else "does not fit")
     say(f"{describe(config)}: {human(needed, 'bytes')} {verdict} {human(device_bytes, 'bytes')}")
 
@@ -87,7 +88,7 @@ def _print_extrapolated(config: RunConfig, device_bytes: int, reason: str, measu
     def needed(n: int) -> int:
         return int(intercept + slope * n) + CONTEXT_BYTES
 
-    _print_verdict(config, needed(config.batch_size), device_bytes)
+    print_verdict(config, needed(config.batch_size), device_bytes)
     say(f"  largest that fits: {size('batch', largest(needed, device_bytes, config.batch_size))}")
     measured = ", ".join(f"{human(peak, 'bytes')} at batch {n}" for n, peak in zip(sizes, peaks, strict=True))
     say(f"  extrapolated from measured peaks, because {reason.partition(';')[0]}: {measured}")

@@ -12,6 +12,7 @@ from cs_systems.cli._output import print_table, terminal_width
 from cs_systems.config import describe
 from cs_systems.core.printable import command_line, spans, visible, within
 from cs_systems.core.tables import Row, Table, table
+from cs_systems.core.units import human
 from cs_systems.formulas.memory import tables
 from cs_systems.record import RunRecord
 from cs_systems.report.files import standard_output
@@ -66,8 +67,6 @@ def print_memory(record: RunRecord, folder: Path) -> None:
 
 def _print_residuals(rows: Sequence[tables.ResidualRow], record: RunRecord, title: str) -> None:
     """Print the largest tensors that forward keeps for backward, and the bytes that each block keeps."""
-    from cs_systems.core.units import human
-
     results = record.results
     of_modules = any(row["module"] for row in rows)  # a compiled model has one operation and no modules
     columns = [name for name in tables.RESIDUALS.titles if name != "share" and (of_modules or name != "module")]

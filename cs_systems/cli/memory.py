@@ -36,6 +36,7 @@ from cs_systems.config import ConfigError, RunConfig, describe
 from cs_systems.core.fields import Subject
 from cs_systems.core.printable import visible
 from cs_systems.core.tables import Column, Table
+from cs_systems.core.units import human
 from cs_systems.record import RunRecord
 
 if TYPE_CHECKING:
@@ -159,7 +160,6 @@ def _print_peaks(records: Sequence[RunRecord]) -> None:
 
 def _device_bytes(text: str, option: str) -> int:
     """Return the memory of a device in bytes. Raises ConfigError if it is no more than the CUDA context."""
-    from cs_systems.core.units import human
     from cs_systems.formulas.memory.fit import CONTEXT_BYTES
 
     size_bytes = parse_bytes(text, option)
@@ -246,11 +246,9 @@ def _print_fits(args: Memory, configs: Sequence[RunConfig], device_bytes: int) -
 
 def _print_fit(config: RunConfig, fit: Fit) -> None:
     """Print whether a cell fits, the largest sizes that fit, and what to change."""
-    from cs_systems.cli._forecasts import size
-    from cs_systems.core.units import human
+    from cs_systems.cli._forecasts import print_verdict, size
 
-    verdict = "with the CUDA context, " + ("fits" if fit.fits else "does not fit")
-    say(f"{describe(config)}: {human(fit.needed_bytes, 'bytes')} {verdict} {human(fit.device_bytes, 'bytes')}")
+    print_verdict(config, fit.needed_bytes, fit.device_bytes)
     largest = {"batch": fit.largest_batch, "context": fit.largest_context}
     sizes = ", or ".join(size(name, most) for name, most in largest.items())
     say(f"  largest that fits: {sizes if any(largest.values()) else 'none; batch 1 or context 1 still needs more'}")
@@ -271,7 +269,6 @@ def _first_changes(fit: Fit) -> str:
 def _print_table_of_fits(args: Memory, found: Sequence[tuple[RunConfig, Fit]], device_bytes: int) -> None:
     """Print a row for each cell, named by what differs among the cells."""
     from cs_systems.config import same_fields
-    from cs_systems.core.units import human
     from cs_systems.report.tables.rows import render_table
 
     first = found[0][0]
@@ -339,7 +336,6 @@ def _run_within_budget(args: Memory, config: RunConfig, budget_bytes: int, *, on
     """
     from cs_systems.cli._forecasts import accuracy_of
     from cs_systems.cli._sweep import asked_for, measured
-    from cs_systems.core.units import human
     from cs_systems.formulas.memory.fit import CONTEXT_BYTES
 
     limit, ceiling = budget_bytes - CONTEXT_BYTES if on_gpu else None, budget_bytes
@@ -398,7 +394,6 @@ def _more_flops(config: RunConfig) -> float:
 
 
 def _result_in_budget(record: RunRecord, budget_bytes: int, predicted_bytes: int) -> str:
-    from cs_systems.core.units import human
     from cs_systems.formulas.memory.fit import CONTEXT_BYTES
 
     peak = record.measurement.peak_allocated_bytes if record.measurement else None

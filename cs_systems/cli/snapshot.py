@@ -121,9 +121,9 @@ def _text(args: SnapshotArgs, sources: Sequence[Source]) -> str:
     if compares and args.all:
         refuse(["all"], "a comparison of two snapshots shows every table")
     if compares:
-        texts = _comparison(args, tables, sources, [_read(source, args.device) for source in sources])
+        texts = _comparison(args, tables, sources, [_read(source, args.device, every=False)[0] for source in sources])
         return joined(texts, args.format, f"Memory of {compared(sources[0].path, sources[1].path)}")
-    found = _read_all(sources[0]) if args.device is None else [_read(sources[0], args.device)]
+    found = _read(sources[0], args.device)
     if len(found) > 1 and args.format in ("html", "csv"):
         numbers = " or ".join(str(one.replay.snapshot.device) for one in found)
         raise ConfigError(f"--format {args.format} shows one device; choose it with --device {numbers}")
@@ -134,12 +134,14 @@ def _text(args: SnapshotArgs, sources: Sequence[Source]) -> str:
     return "\n".join(_tables(args, tables, found[0], _recorded(sources[0], found[0])))
 
 
-def _read(source: Source, device: int | None) -> Attribution:
+def _read(source: Source, device: int | None, every: bool = True) -> list[Attribution]:
+    """Return the memory of the device; without one, of `every` device, or refuse a file that has several."""
     from cs_systems.analysis.memory.allocations import replay
     from cs_systems.analysis.memory.categories import attribute
-    from cs_systems.readers.snapshot import read
+    from cs_systems.readers.snapshot import read, read_all
 
-    return attribute(replay(replace(read(source.path, device), source=source.label)))
+    found = read_all(source.path) if device is None and every else [read(source.path, device)]
+    return [attribute(replay(replace(one, source=source.label))) for one in found]
 
 
 def _recorded(source: Source, found: Attribution) -> list[str]:
@@ -164,7 +166,7 @@ def _peaks(args: SnapshotArgs, sources: Sequence[Source]) -> str:
     answers: dict[str, Answer] = {}
     for source in sources:
         try:
-            found = _read_all(source) if args.device is None else [_read(source, args.device)]
+            found = _read(source, args.device)
         except ConfigError as error:
             reasons.append(str(error))
             continue
@@ -185,14 +187,6 @@ def _peaks(args: SnapshotArgs, sources: Sequence[Source]) -> str:
     title = f"Memory of {len(sources)} snapshots"
     texts = document_text(args.format, heading, sections, args.output, answer)
     return joined(texts, args.format, title, answer=answer)
-
-
-def _read_all(source: Source) -> list[Attribution]:
-    from cs_systems.analysis.memory.allocations import replay
-    from cs_systems.analysis.memory.categories import attribute
-    from cs_systems.readers.snapshot import read_all
-
-    return [attribute(replay(replace(one, source=source.label))) for one in read_all(source.path)]
 
 
 def _devices(args: SnapshotArgs, tables: Sequence[str], found: Sequence[Attribution], source: Source) -> list[str]:
