@@ -68,8 +68,8 @@ def _open(
 ) -> tuple[list[tuple[Key, ...]], Ints]:
     """Return (open ranges, codes): each list of keys open together, outermost first, and the list's index at each time.
 
-    A range's phase may be open on the thread `outer`. A range that marks a step has none: it may begin in a hook of the
-    last optimizer.
+    A range's phase may be open on the thread `outer`. A range that marks a step has no phase, because it may
+    begin in a hook of the last optimizer.
     """
     here, there = line.index(time_s), outer.index(time_s)
     first, codes = distinct(here, there)

@@ -51,7 +51,7 @@ class WaitRow(TypedDict):
 
 
 def host_gap_rows(trace: Trace, gaps: Gaps | None, steps: Sequence[Step]) -> list[HostGapRow]:
-    """Return a row for each kind of work of the host, the longest first; gaps: those of one device."""
+    """Return a row for each kind of work of the host, the longest first; gaps: of one device."""
     if gaps is None or not len(gaps.step):
         return []
     late = ~gaps.pending & ~gaps.lost

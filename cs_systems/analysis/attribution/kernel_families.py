@@ -88,7 +88,7 @@ def scores_of_attention(kernels: Kernels) -> Bools:
     """Return for each kernel whether it accesses the scores of unfused attention: a softmax between two products.
 
     The elementwise kernels and copies between the same products that take about as long access these scores too: scale,
-    mask, dropout, cast. A softmax that is not between products, such as that of a loss, does not count.
+    mask, dropout, cast. A softmax that is not between products, such as a loss's, does not count.
     """
     functions = kernels.function.values
     names = [family(function.name) for function in functions]

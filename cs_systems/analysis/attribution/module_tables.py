@@ -1,6 +1,6 @@
 """Tables of a profile by module, for traces with a table of modules (see `readers.forms.modules`).
 
-Times are those of one step. A module's time includes every kernel launched in it or in a nested module; its own time
+Times are of one step. A module's time includes every kernel launched in it or in a nested module; its own time
 excludes nested modules. FLOPs and kept memory come from the record: see `instrument.module_costs`.
 """
 

@@ -297,11 +297,7 @@ def median_row(found: Sequence[Streams]) -> StreamTimes:
 
 
 def picture(trace: Trace, step: Streams) -> list[Interval]:
-    """Return intervals to draw one step's streams.
-
-    Intervals too close to be seen apart are
-    joined.
-    """
+    """Return intervals to draw one step's streams; those that are too close to be seen apart are joined."""
     tolerance = (step.step.end_s - step.step.start_s) / FINEST
     rows: list[Interval] = [
         {"stream": "communication", "phase": None, "start_s": start, "end_s": end}

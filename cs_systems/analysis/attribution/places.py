@@ -72,8 +72,8 @@ def attribute(trace: Trace, route: SequenceRoute | None = None) -> Categorical[P
     # DDP and FSDP communicate from hooks, while the range of some module is open.
     communicates = is_collective(kernels)
     change(communicates, layer=COMMUNICATION, part=None, module=None)
-    homeless = np.array([place.phase == UNATTRIBUTED for place in places])[found.codes]
-    change(communicates & homeless & ~np.isnan(kernels.launch_start_s), phase=COMMUNICATION)
+    without_phase = np.array([place.phase == UNATTRIBUTED for place in places])[found.codes]
+    change(communicates & without_phase & ~np.isnan(kernels.launch_start_s), phase=COMMUNICATION)
     return Categorical(list(places), found.codes)
 
 
@@ -98,8 +98,8 @@ def places_at(ranges: Ranges, thread: Ints, time_s: Floats, modules: Modules | N
 
 def _layers_by_sequence(trace: Trace, route: SequenceRoute, places: dict[Place, int], codes: Ints) -> None:
     """Give backward kernels without a layer the layer of their forward operator; update `codes` and `places`."""
-    blind = [n for place, n in places.items() if (place.phase, place.layer) == (Phase.BACKWARD, UNATTRIBUTED)]
-    which = np.flatnonzero(np.isin(codes, blind))
+    without_layer = [n for place, n in places.items() if (place.phase, place.layer) == (Phase.BACKWARD, UNATTRIBUTED)]
+    which = np.flatnonzero(np.isin(codes, without_layer))
     found: dict[tuple[str, ...], int] = {}  # the ranges around the forward operator → the place
     for i, ranges in zip(which.tolist(), route.forward_ranges(which), strict=True):
         if not ranges:

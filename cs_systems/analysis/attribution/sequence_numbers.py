@@ -20,7 +20,7 @@ from cs_systems.readers.forms.trace import Ops, Trace
 class SequenceRoute:
     """Path from a kernel through its backward operator to the forward operator, and the ranges open around it.
 
-    `innermost` is the index of the innermost operator that launched each kernel, `backward` that of the innermost
+    `innermost` is the index of the innermost operator that launched each kernel, `backward` the index of the innermost
     backward operator; each is UNKNOWN where there is none.
     """
 

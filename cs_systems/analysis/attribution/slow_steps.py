@@ -26,7 +26,7 @@ class Beyond(NamedTuple):
 
     Attributes:
         name: the range or function of the user that takes most of the time; "" if none does.
-        only_forward: nearly all of its kernels are those of forward passes, without their backward.
+        only_forward: nearly all of its kernels belong to forward passes without a backward.
         is_update: it is the update of accumulated gradients.
     """
 

@@ -1,6 +1,6 @@
 """Tables of a profile.
 
-Times and calls are those of one step: the mean over the steps. A share is of all kernel time unless stated otherwise.
+Times and calls are per step: means over the steps. A share is of all kernel time unless stated otherwise.
 `TABLES` holds each table by name; `notes` returns the notes under a table.
 """
 

@@ -4,7 +4,7 @@ A collective is matched across ranks by its process group and sequence number wh
 order among the collectives of its kind in the same step. The clocks of the ranks are aligned by the ends of matched
 collectives, which all ranks of a group reach together. Then, for each collective:
 
-- waiting is the time by which a rank was early: from its own arrival to that of the last rank;
+- waiting is the time by which a rank was early: from its own arrival to the last rank's;
 - transfer lasts from the arrival of the last rank to the end on the last rank.
 
 No collective ends on a rank before all ranks have arrived; a match that contradicts this is left out.

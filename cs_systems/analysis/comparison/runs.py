@@ -147,7 +147,7 @@ def speedups(records: Sequence[RunRecord], field: str, baselines: Sequence[bool]
         baselines: which of the records are baselines.
 
     Returns:
-        For each record the comparison, whose ratio is the record's time over its baseline's; None without a timing or a
+        For each record the comparison, with the ratio of its time over its baseline's; None without a timing or a
         baseline.
     """
     keys = [_without(identity, field) for identity in _identities(records)]

@@ -66,7 +66,7 @@ class StepRow(CellColumns):
     ]
     hidden: Annotated[float | None, Column(drop=2)]
     tokens_per_s: Annotated[float | None, Column(drop=1)]  # sum over all ranks
-    # Tokens/s over that of as many baselines; None without a baseline, or with a disturbed one.
+    # Tokens/s over the tokens/s of as many baselines; None without a baseline, or with a disturbed one.
     efficiency: Annotated[
         float | None, Column(note="efficiency: tokens/s over that of the same number of independent ranks")
     ]
@@ -346,7 +346,7 @@ def straggler(record: RunRecord | None) -> RankOverlapRow | None:
 def differences(group: Sequence[RunRecord]) -> list[DifferenceRow]:
     """Return the reasons why a step on ranks is longer than the baseline's, of cells with traces of both.
 
-    A cell whose baseline was disturbed has none.
+    A cell with a disturbed baseline has none.
     """
     rows: list[DifferenceRow] = []
     for record in on_ranks(group):

@@ -51,7 +51,7 @@ SLOWER_UNDER = {"kineto": (1.5, 3.6), "nsys": (1.2, 1.6)}
 FEWEST_KERNELS = 20  # fewest kernels in a pass that does not repeat; with fewer it is set-up, or a test
 ON_CPU = "on a CPU no GPU is idle and no kernel is slow; measure on a GPU"
 OF_HOST_MEMORY = re.compile(r"(cuda|hip)(Host(Alloc|Malloc|Register|Free|Unregister)|FreeHost|MallocHost)|cuMemHost")
-MOSTLY = 0.5  # share of a time or size; what takes more is most of it
+MOSTLY = 0.5  # share of a time or size; more than this counts as most of it
 TABLES = ("steps", "gaps", "host_gaps", "waits", "phases", "families", "kernels", "attention", "overlap", "ranges")
 
 
@@ -78,7 +78,7 @@ class Evidence:
         judged: what the rules judge, in words; "" if they have nothing to judge.
         not_judged: why they have nothing to judge, and the remedy.
         unknowns: questions that the data cannot answer, and how to record the missing data.
-        known_replay: replay of the steps without a profiler; None for that of the usual steps of a trace.
+        known_replay: replay of the steps without a profiler; None to replay the usual steps of the trace.
     """
 
     tables: Tables = field(default_factory=dict)

@@ -63,7 +63,7 @@ class Diagnosis:
         cause: the cause with its number: "72% of the step the GPU waits for kernel launches".
         remedy: the change to make.
         now: the duration of the step, or the peak memory.
-        at_best: a bound: after the remedy, the step takes no less, nor the peak; None without one.
+        at_best: lower bound of the step or the peak after the remedy; None without one.
         unit: "s" or "bytes", the unit of all numbers; "share" for a share of a training.
         evidence: the rows that the numbers come from.
         subject: the steps that the numbers are from, such as "steps 3–14 of 15"; "" for all.
@@ -79,7 +79,7 @@ class Diagnosis:
         is_last_resort: it names no cause, only a distance from a ceiling, and is left out where a cause is found.
         options: the fields of a cell that carry out the remedy, with the values; a run with such a cell has measured
             the remedy.
-        weight: the share of a loop's time that its usual steps take, where `now` is one of them; for the order.
+        weight: share of a loop's time that its usual steps take, if `now` is a usual step; it only sets the order.
         change: the remedy as a change that a replay can apply to the recorded step; None without one.
         then: the phrase for a remedy that follows others, where `now` is the step after those; "" for the first.
         recorded: the step as a profiler recorded it, if `now` excludes the profiler's usual slowdown.

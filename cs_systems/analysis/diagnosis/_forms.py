@@ -15,7 +15,7 @@ from cs_systems.core.tables import Row
 def of_category(
     evidence: Evidence, category: str, what: str, remedy: str, notable: float = 0.0, **fields: Any
 ) -> Diagnosis | None:
-    """Return the diagnosis of a category at the peak, if it takes a notable share; without it, the peak is known.
+    """Return the diagnosis of a category at the peak, if it takes a notable share; its bound is the peak without it.
 
     Args:
         evidence: the numbers of the step.
@@ -57,8 +57,8 @@ def of_kernels(
         what: what these kernels are.
         remedy: the change to make.
         notable: the least share of the step.
-        families: those of the kernels; none: all.
-        is_known: at best, none of their time is left; else a bound is unknown.
+        families: the families of the kernels; empty for all.
+        is_known: whether a remedy can remove all of their time, which gives the bound.
     """
     step_s = evidence.step_s
     rows, time_s = evidence.kernels_named(pattern, families)

@@ -56,8 +56,8 @@ class MemoryUse:
         output: an output of the last pass that is alive in the next.
         returned: memory that was returned to the driver and requested again.
         models: further copies of the weights.
-    phases: the phases of a snapshot's events; empty if unknown.
-    earlier_pass_bytes: tensors of a forward pass before the recording that are alive in the recorded one.
+        phases: the phases of a snapshot's events; empty if unknown.
+        earlier_pass_bytes: tensors of a forward pass before the recording that are alive in the recorded one.
     """
 
     peak_bytes: int

@@ -10,7 +10,7 @@ from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
 from cs_systems.config import Phase
 
 NOTABLE = 0.10  # share of the step
-LEAST = 0.02  # share of the step of a function that is named beside another
+LEAST = 0.02  # share of the step; below it, a further function is not named
 FEWEST = 5  # samples of the stack
 REMEDY = "compute it by operators on whole tensors, or once: keep what does not change in a buffer (register_buffer)"
 

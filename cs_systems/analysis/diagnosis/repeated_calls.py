@@ -16,7 +16,7 @@ SAME = "call it once, and use its output in both places"
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find calls with a result that backward does not use, or that repeat another call's result.
 
-    Not if dropout makes them differ.
+    Calls that differ because of dropout do not count.
     """
     step_s = evidence.step_s
     rows = [row for row in REPEATED_CALLS.of(evidence.tables) if row["steps"] >= FEWEST]

@@ -43,7 +43,7 @@ class AnnotationRow(TypedDict):
     most=10,
 )
 def by_annotation(found: Attribution, names: TensorNames) -> list[AnnotationRow]:
-    """Return one row for each name, that with the most memory at the peak first."""
+    """Return one row for each name, the one with the most memory at the peak first."""
     rows = [*_of_ranges(found), *_of_metadata(found)]
     return sorted(rows, key=lambda row: (-row["at_peak_bytes"], -(row["highest_bytes"] or 0)))
 

@@ -213,8 +213,7 @@ def _wider_state(gradients: Counter[int], before: Counter[int]) -> dict[int, tup
     """Return (parameters, state) by size if the state is twice as wide as the weights: fp32 for weights in bf16.
 
     None unless whole sets of it are there, one for each moment and master weight, and none as wide as the weights. If
-        all
-     weights have one size, a block of twice the size shows nothing.
+    all weights have one size, a block of twice the size shows nothing.
     """
     narrow = min(before[size] // count - 1 for size, count in gradients.items())
     rest = before - gradients
