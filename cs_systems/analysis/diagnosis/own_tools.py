@@ -13,7 +13,7 @@ REMEDY = "train without it, or limit it to a few steps (torch.profiler.schedule)
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the extra time of steps under the program's own tool; if all steps run under it, the time that it can slow."""
+    """Find the extra time of steps under the program's own tool; if all steps are under it, what it can slow down."""
     rows = OWN_TOOLS.of(evidence.tables)
     known = [
         (extra_s, usual_s, row)

@@ -34,8 +34,8 @@ class Leak:
         steps: complete steps of the history.
         site: the line that leaves most.
         sites: the number of lines.
-        is_graph: the lines are those of a forward pass, whose graph stays; `site` is the line that begins the pass.
-        allocations: those of all steps but the last.
+        is_graph: the lines belong to a forward pass with a graph that stays; `site` is the line that begins the pass.
+        allocations: of all steps but the last.
         peak_without_bytes: the peak without these allocations.
     """
 

@@ -311,7 +311,7 @@ def fragmentation(found: Attribution, names: TensorNames) -> list[PoolRow]:
     most=10,
 )
 def segments(found: Attribution, names: TensorNames) -> list[SegmentRow]:
-    """Return the segments at the end, those first with the most memory that is neither used nor returnable."""
+    """Return the segments at the end, first those with the most memory that is neither used nor returnable."""
     rows: list[SegmentRow] = []
     for s in found.replay.snapshot.segments:
         free = [b.bytes for b in s.blocks if b.state == "inactive"]

@@ -94,7 +94,7 @@ class View(StackColumns):
     phase_rules: list[tuple[str, str]]
     allocations: Allocations
     rest: Rest
-    reserved: list[list[int]]  # [time in ns, bytes allocated from this time on]
+    reserved: list[list[int]]  # [time in ns, bytes reserved from this time on]
     segments: list[SegmentView]
     hidden_segments: int
     names: list[str | None]

@@ -78,7 +78,7 @@ class Expected:
 
 
 class Ratios(NamedTuple):
-    """Duration of the steps after a change to that before it, the range over the steps, and a step's before it."""
+    """Ratio of a step's duration after a change to before it, its range over the steps, and the duration before."""
 
     ratio: float
     low: float
@@ -107,7 +107,7 @@ class Part:
 
     @cached_property
     def replayed_s(self) -> Floats:
-        """The same as replayed."""
+        """Time of each step on host and GPU, as replayed."""
         return step_times(self.graph, self.times)
 
     @cached_property
@@ -227,7 +227,7 @@ class Replay:
 
     @cached_property
     def _long_recurs(self) -> bool:
-        """Flag for a long stretch of the host in most steps; in a few it is a stall, which is not of the program."""
+        """Flag for a long stretch of the host in most steps; in a few it is a stall that the program does not cause."""
         steps = having = 0
         for part in self.parts:
             for begins, ends in part.graph.recorded.marks.tolist():

@@ -37,9 +37,8 @@ INFLATIONS = {"kineto": Inflation(20 * US, 2.13), "nsys": Inflation(10.6 * US, 1
 class Clean:
     """Step of the same program that ran without a profiler, in s.
 
-    step_s: its duration. host_s, device_s: time that the host took to submit each phase, and time that the device took
-        for
-     it; the key `step` means the whole step.
+    step_s: its duration. host_s, device_s: time that the host took to submit each phase, and that the device took for
+        it; the key `step` means the whole step.
     """
 
     step_s: float

@@ -50,7 +50,7 @@ class Together:
 
     @cached_property
     def replayed_s(self) -> float | None:
-        """The same as replayed; None if the replay does not come to rest."""
+        """Duration of a step as replayed, of the slowest rank; None if the replay does not come to rest."""
         return self._step_s([part.graph.costs for part in self.parts])
 
     @property

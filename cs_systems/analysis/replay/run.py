@@ -121,7 +121,7 @@ class _Run:
             end[i] = ends
 
     def stretch(self, at: int, until: int) -> None:
-        """Compute the same for calls that follow one another, and whose activities follow their streams."""
+        """Compute the times of calls that follow one another, with activities that follow their streams."""
         graph, costs = self.graph, self.costs
         previous, over = int(graph.previous[at]), int(graph.over[at])
         now = max(self.end[previous] if previous >= 0 else 0.0, self.end[over] if over >= 0 else NEVER)
@@ -184,7 +184,7 @@ def repeated(graph: Graph) -> Graph:
     last_of_stream[r.stream[r.position]] = r.position  # the last assignment of a stream counts
 
     def activity(k: Ints) -> Ints:
-        """Return the second time's number of activities."""
+        """Return the activities' numbers in the second copy."""
         of_first = np.where(k >= early, k + own, last_of_stream[r.stream[np.maximum(k, 0)]] if count else k)
         return np.where(k == UNKNOWN, UNKNOWN, of_first)
 
