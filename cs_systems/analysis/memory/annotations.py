@@ -66,8 +66,8 @@ def _of_ranges(found: Attribution) -> Iterator[AnnotationRow]:
             "allocations": sum(end - first for first, end in made),
             "requested_bytes": sum(requested[end] - requested[first] for first, end in made),
             "at_peak_bytes": sum(at_peak[end] - at_peak[first] for first, end in made),
-            "highest_bytes": max(int(after[first : end + 1].max()) for first, end in apart),
-            "change_bytes": sum(int(after[end] - after[first]) for first, end in spans),
+            "highest_bytes": max(max(after[first : end + 1]) for first, end in apart),
+            "change_bytes": sum(after[end] - after[first] for first, end in spans),
         }
 
 

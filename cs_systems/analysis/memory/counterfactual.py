@@ -7,12 +7,10 @@ that removes exactly them leaves this peak; one that allocates something in thei
 from __future__ import annotations
 
 from collections.abc import Iterable
-
-import numpy as np
+from itertools import accumulate
 
 from cs_systems.analysis.memory.allocations import Allocation
 from cs_systems.analysis.memory.categories import Attributed, Attribution
-from cs_systems.readers.forms.columns import Ints
 
 
 def peak_without(found: Attribution, gone: Iterable[Attributed], phases: Iterable[str] | None = None) -> int:
@@ -24,15 +22,16 @@ def peak_without(found: Attribution, gone: Iterable[Attributed], phases: Iterabl
     removed = allocated((one.allocation for one in gone), events)
     if phases is not None:
         names = {*phases}
-        removed[1:] *= np.array([place.phase in names for place in found.places], bool)
-        removed[0] = 0
-    return int((allocated((one.allocation for one in found.allocations), events) - removed).max())
+        after = zip(removed[1:], found.places, strict=True)
+        removed = [0, *(size if place.phase in names else 0 for size, place in after)]
+    of_all = allocated((one.allocation for one in found.allocations), events)
+    return max(before - less for before, less in zip(of_all, removed, strict=True))
 
 
-def allocated(allocations: Iterable[Allocation], events: int) -> Ints:
+def allocated(allocations: Iterable[Allocation], events: int) -> list[int]:
     """Return the bytes of these allocations that are alive before the first event, and after each."""
-    changes = np.zeros(events + 2, np.int64)
+    changes = [0] * (events + 2)
     for one in allocations:
         changes[one.start + 1] += one.bytes
         changes[one.end + 1] -= one.bytes
-    return np.cumsum(changes)[: events + 1]
+    return list(accumulate(changes[:-1]))
