@@ -61,6 +61,7 @@ files:  ## every file with its first line, which says what it is for (FOLDER=rea
 
 figures: $(INSTALLED)  ## every figure of profiles/, which README and docs show too, from the committed records; fails if a text is cut
 	$(BIN)/python scripts/studies/_gallery.py
+	$(BIN)/python scripts/answer_picture.py
 	$(BIN)/python scripts/benchmarks/profile_page.py --picture profiles/profile_page/page.png --kernels > /dev/null
 
 studies: $(INSTALLED)  ## every study at the size that fits this machine; again: goes on with the rest

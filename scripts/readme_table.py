@@ -44,13 +44,13 @@ TRAINING_STEP, AGAIN = "training_step/h200.json", "training_step/h100.json"
 LLAMA = ("llama compiled", "llama cudagraphs")
 FAST, LOW = "fast", "fast in fp8"
 HOST_BOUND = 0.9  # from this share of a step on, launches keep the GPU waiting
-INTRODUCTION = """\
-A bf16 training step on one H200 at batch 4, medians in ms, both sides in one run. Llama: Hugging Face's of equal shape,
-compiled, with CUDA graphs where they help. fp8: `--parts fp8_linear` in place of the fused products; it changes the
-result. Floor: the arithmetic at the measured rate of a large bf16 product, plus the optimizer's bytes; fp8 can pass it.
-MFU: of fast. A Llama that waits for its host depends on the processor: `large` at 512 took 50 to 92 ms in eight runs,
-1.9 to 3.6 times as long as fast.
-Each part alone, and what did not help: [profiles/training_step](profiles/training_step/table.md).
+DATE, AGAIN_DATE = "24 November 2026", "26 November 2026"  # of these records, which hold no date themselves
+INTRODUCTION = f"""\
+A bf16 training step on one H200 ({DATE}) at batch 4, medians in ms, both sides in one run. Llama: Hugging Face's of
+equal shape, compiled, with CUDA graphs where they help. fp8: `--parts fp8_linear` in place of the fused products; it
+changes the result. Floor: the arithmetic at the measured rate of a large bf16 product, plus the optimizer's bytes; fp8
+can pass it. MFU: of fast. A Llama that waits for its host depends on the processor: `large` at 512 took 50 to 92 ms in
+eight runs. Each part alone, and what did not help: [profiles/training_step](profiles/training_step/table.md).
 """
 PRESETS_INTRODUCTION = f"""\
 A training step of each preset on one H200, at batch 4 and context {CONTEXT}, with naive attention, in medians; the
@@ -76,7 +76,9 @@ def headline(folder: Path) -> str:
     rows = _steps(folder / TRAINING_STEP)
     again = [row["times as fast"] for row in _steps(folder / AGAIN) if not row["note"]]
     range_ = f"{min(again):.2f} to {max(again):.2f}"
-    later = f"With later code, on one H100, fast is {range_} times as fast as a Llama that does not wait."
+    later = (
+        f"With later code, on one H100 ({AGAIN_DATE}), fast is {range_} times as fast as a Llama that does not wait."
+    )
     return f"{INTRODUCTION}{later}\n\n{render_rows(rows, 'markdown', 'recipe fast beside a compiled Llama')}"
 
 
