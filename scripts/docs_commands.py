@@ -72,7 +72,7 @@ def is_reproducible(command: str) -> bool:
     if (words := own_words(command)) is None:
         return command.split()[0] in ("gunzip", "head")
     reads_study = words[0] in ("compare", "report") and any(word.startswith("profiles/") for word in words)
-    return words[0] in ("analyze", "snapshot") or reads_study or "--fits" in words or "--show" in words
+    return words[0] in ("analyze", "schema", "snapshot") or reads_study or "--fits" in words or "--show" in words
 
 
 def prepare(folder: Path) -> dict[str, str]:

@@ -4,7 +4,8 @@
 `<!-- files: cs_systems -->` those of the files of a folder, from their first lines; `<!-- formats -->` becomes the
 table of the formats that are read, `<!-- rules -->` that of the rules of diagnosis, from their docstrings, and
 `<!-- tables: MODULE:NAME -->` that of the declared tables which NAME of a module holds, with their captions, notes and
-headings. They are made at each build and stored nowhere, so that they are never out of date.
+headings. `<!-- schema -->` becomes the tables of a JSON document, from its schema. They are made at each build and
+stored nowhere, so that they are never out of date.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 _OPTIONS = re.compile(r"<!-- options: (\w+) -->")
 _FILES = re.compile(r"<!-- files: (\w+) -->")
 _TABLES = re.compile(r"<!-- tables: ([\w.]+):(\w+) -->")
-_FORMATS, _RULES = "<!-- formats -->", "<!-- rules -->"
+_FORMATS, _RULES, _SCHEMA = "<!-- formats -->", "<!-- rules -->", "<!-- schema -->"
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 _FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 _FROM_NETWORK = re.compile(r"""<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//[^>]*>""")
@@ -89,6 +90,29 @@ def tables(module: str, name: str) -> str:
     return "\n".join(["| table | shows | columns |", "| --- | --- | --- |", *rows])
 
 
+def schema() -> str:
+    """Return the tables of a JSON document, each with the types, units and meanings of its columns."""
+    from cs_systems.cli.schema import DOCUMENT
+    from cs_systems.cli.schema import schema as made
+
+    parts = []
+    for name, found in made(DOCUMENT)["$defs"].items():
+        parts += [f"### {name}", ""]
+        for one in found.get("anyOf", [found]):
+            parts += [
+                f"{_cell(one['description'])}",
+                "",
+                "| column | type | unit | meaning |",
+                "| --- | --- | --- | --- |",
+            ]
+            for column, each in one["properties"].items():
+                kinds = each["type"] if isinstance(each["type"], list) else [each["type"]]
+                meaning = each.get("description") or each["title"]
+                parts.append(f"| `{column}` | {' or '.join(kinds)} | {each.get('unit', '')} | {_cell(meaning)} |")
+            parts.append("")
+    return "\n".join(parts)
+
+
 def _spelled(action: argparse.Action) -> str:
     names = ", ".join(action.option_strings)
     metavar = action.metavar if isinstance(action.metavar, str) else ""
@@ -121,6 +145,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     markdown = _TABLES.sub(lambda found: tables(found[1], found[2]), markdown)
     markdown = _FILES.sub(lambda found: sources.markdown(found[1]), markdown).replace(_FORMATS, formats())
     markdown = markdown.replace(_RULES, rules()) if _RULES in markdown else markdown
+    markdown = markdown.replace(_SCHEMA, schema()) if _SCHEMA in markdown else markdown
 
     def linked(found: re.Match[str]) -> str:
         return _picture(found, source, config, files) if found[1] else link(found, source)

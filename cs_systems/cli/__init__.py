@@ -11,11 +11,13 @@ import errno
 import importlib
 import io
 import os
+import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,6 +46,7 @@ COMMANDS = {
     "analyze": "analyze a trace of nsys, torch.profiler or rocprofv3: kernels, phases, layers, idle time",
     "snapshot": "analyze a CUDA memory snapshot of PyTorch: the peak, its categories, its largest allocations",
     "course": "run the tasks of a systems course (CS336, assignment 2), and list which are done",
+    "schema": "print the JSON Schema of --format json and of records.jsonl: tables, units, meanings",
     "doctor": "check what works on this machine, and show the command that fixes what does not",
 }
 REMEDIES = {
@@ -75,15 +78,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         except OSError:
             _drop_output()
-        return _fail(_failed_file(error), EXIT_MALFORMED)
+        return _fail(_failed_file(error), EXIT_MALFORMED, words)
     except ConfigError as error:
-        return _fail(error.with_options(), EXIT_MALFORMED)
+        return _fail(error.with_options(), EXIT_MALFORMED, words)
     except RuntimeError as error:
-        return _fail(str(error), EXIT_MALFORMED)
+        return _fail(str(error), EXIT_MALFORMED, words)
     except KeyboardInterrupt as interrupt:
         from cs_systems.cli._output import Interrupted
 
-        status = _fail(str(interrupt) or "interrupted", EXIT_INTERRUPTED)
+        status = _fail(str(interrupt) or "interrupted", EXIT_INTERRUPTED, words)
         if isinstance(interrupt, Interrupted):  # on a line of its own, so that it can be copied
             print(visible(interrupt.command(words)), file=sys.stderr)
     return status
@@ -190,15 +193,25 @@ def _say_editions(args: Any) -> None:
 @contextmanager
 def _printable_parser_errors(words: Sequence[str]) -> Iterator[None]:
     """Escape control characters of a malformed word where the parser quotes it."""
-    if all(map(str.isprintable, words)):
+    if all(map(str.isprintable, words)) and not _wants_json(words):
         yield
         return
     errors = io.StringIO()
     try:
         with redirect_stderr(errors):
             yield
+    except SystemExit as end:
+        if end.code and _wants_json(words):
+            raise ConfigError(" ".join(re.sub(r"[\u2500-\u257f]+", " ", errors.getvalue()).split())) from None
+        raise
     finally:
-        sys.stderr.write(visible(errors.getvalue()))
+        if not _wants_json(words):
+            sys.stderr.write(visible(errors.getvalue()))
+
+
+def _wants_json(words: Sequence[str]) -> bool:
+    own = words[: words.index("--")] if "--" in words else words
+    return "--format=json" in own or ("--format", "json") in pairwise(own)
 
 
 def _overview() -> str:
@@ -235,8 +248,15 @@ def _failed_file(error: OSError) -> str:
     return f"{text}; {remedy}" if remedy else text
 
 
-def _fail(message: str, status: int) -> int:
-    """Print the message, wrapped between words on a terminal, and return the status."""
+def _fail(message: str, status: int, words: Sequence[str]) -> int:
+    """Print the message, wrapped between words on a terminal, and return the status.
+
+    With --format json, the error is also a document on standard output.
+    """
+    if _wants_json(words):
+        from cs_systems.report.tables.document import error
+
+        print(error(message, status), end="")
     lines = visible(f"cs-systems: {message}").split("\n")
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cs_systems.cli._analyze import Analyze, check_what_if, origin, read_profiles
 from cs_systems.cli._options import given, refuse
-from cs_systems.cli._output import joined
+from cs_systems.cli._output import RAW, joined
 from cs_systems.cli._tables import (
     MOST_REASONS,
     Section,
@@ -208,7 +208,7 @@ def inventory_text(args: Analyze, sources: Sequence[Source]) -> str:
         for command in dict.fromkeys(row["command"] for row in rows if row["command"]):
             example = next(row["file"] for row in rows if row["command"] == command)
             notes.append(f"read one with: {command_line('cs-systems', command, example)}")
-    if args.format != "csv" and len(roots) == 1:
+    if args.format not in RAW and len(roots) == 1:
         rows = [{**row, "file": _inside(row["file"], roots)} for row in rows]
     sections: list[Section] = [(FILES, rows, notes)]
     if args.format != "csv":

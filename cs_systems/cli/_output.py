@@ -21,14 +21,16 @@ from cs_systems.core import plugins
 from cs_systems.core.printable import command_line, encodable, visible
 from cs_systems.core.tables import Row, Table
 from cs_systems.report import files
+from cs_systems.report.tables import document
 
-TABLE_FORMATS = ("terminal", "markdown", "latex", "typst", "csv")
+TABLE_FORMATS = ("terminal", "markdown", "latex", "typst", "csv", "json")
+RAW = ("csv", "json")  # formats of data for programs, with every column and no words for people
 FORMATS = (*TABLE_FORMATS, "html")
 if TYPE_CHECKING:
     from cs_systems.analysis.diagnosis import Answer
     from cs_systems.record import RunRecord
 
-    TableFormat = Literal["terminal", "markdown", "latex", "typst", "csv"]
+    TableFormat = Literal["terminal", "markdown", "latex", "typst", "csv", "json"]
     Format = TableFormat | Literal["html"]
     MaybeFormat = Format | None
 else:
@@ -90,6 +92,8 @@ def deliver(text: str, format: str, output: Path | None, opens: bool = False) ->
 
     Optionally open the file in a browser.
     """
+    if format == "json":
+        text = document.document(text)
     if output is None:
         with files.standard_output():
             sys.stdout.write(text)
@@ -131,12 +135,12 @@ def joined(
     others: Sequence[RunRecord] = (),
     answer: Answer | None = None,
 ) -> str:
-    """Return the texts as one text: joined, or as the sections of an HTML page with its title and pictures.
+    """Return the texts as one text: joined, or as the parts of a document (HTML with its title and pictures, JSON).
 
-    A page begins with `answer`, or with the diagnoses of the records. It ends with the origin of the records and of
+    A page or a JSON document has `answer`, or the diagnoses of the records, and the origin of the records and of
     `others`.
     """
-    if format != "html":
+    if format not in ("html", "json"):
         return "\n".join(texts)
     from cs_systems.analysis.diagnosis import diagnose
     from cs_systems.report import origins
@@ -144,7 +148,10 @@ def joined(
     from cs_systems.report.pages.tables import page
 
     origin = origins.lines([*records, *others])
-    told = sentences(answer or diagnose(records))
+    found = answer or diagnose(records)
+    if format == "json":
+        return "\n".join([document.answer(found), *map(document.note, origin), *texts])
+    told = sentences(found)
     return page(title, texts, pictures=pictures, diagnoses=told, origin=origin)
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 
 from cs_systems.analysis.comparison import precision, precision_causes
 from cs_systems.analysis.comparison.precision import ErrorRow, GainRow, LearningRow
+from cs_systems.cli._output import RAW
 from cs_systems.config import Precision
 from cs_systems.core.fields import Subject
 from cs_systems.core.printable import plain
@@ -21,7 +22,7 @@ from cs_systems.report.tables.records import counted_caveats
 UNKNOWN = "–"
 
 
-class ShownGain(GainRow):
+class ShownGain(GainRow, total=False):
     """Step of a cell in one precision with its gain: a row of the printed table."""
 
     gain: str | None
@@ -81,9 +82,9 @@ def comparison_texts(records: Sequence[RunRecord], format: str, width: int | Non
 
     texts, color = [], width is not None
     for table, rows, shown, notes in _sections(records):
-        if format != "csv" and all(row["status"] != "ok" for row in rows):
+        if format not in RAW and all(row["status"] != "ok" for row in rows):
             table, shown, notes = replace(FAILED, caption=table.caption), rows, _reasons(rows)
-        texts.append(render_table(table, rows if format == "csv" else shown, format, notes, width, color))
+        texts.append(render_table(table, rows if format in RAW else shown, format, notes, width, color))
     sentences = [precision_causes.sentence(row) for row in precision_causes.explained(records)]
     unexplained = [f"not explained: {why}" for why in _unprofiled(records)]
     return [

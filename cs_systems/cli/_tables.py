@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cs_systems.cli._options import flag, refuse
-from cs_systems.cli._output import Format, terminal_width
+from cs_systems.cli._output import RAW, Format, terminal_width
 from cs_systems.config import ConfigError, one_of
 from cs_systems.core.tables import Row, Table
+from cs_systems.report.tables import document
 
 if TYPE_CHECKING:
     from cs_systems.analysis.diagnosis import Answer
@@ -22,6 +23,7 @@ All = Annotated[bool, flag("show every table whole, not only a short answer")]
 Section = tuple[Table[Any], Sequence[Row], Sequence[str]]  # a table with its rows and the notes below it
 SHARES = "of baseline: change relative to the row's own time; of all time: to all kernel time"
 MOST_REASONS = 5  # number of unreadable files that are listed with a reason
+SHORT = ("terminal", "json")  # formats with a short answer
 MOST_TABLES, MOST_ROWS = 3, 5  # for a short answer if no table is marked for it
 
 
@@ -38,15 +40,15 @@ def chosen_tables(
 
 
 def is_short(args: Any) -> bool:
-    """Return whether the short answer is shown: on a terminal, unless options ask for more."""
-    return bool(args.format == "terminal" and not (args.all or args.table or args.top))
+    """Return whether the short answer is shown: on a terminal and as JSON, unless options ask for more."""
+    return bool(args.format in SHORT and not (args.all or args.table or args.top))
 
 
 def check_all(args: Any) -> None:
     """Raise ConfigError if --all has no effect."""
     if args.all and args.table:
         raise ConfigError("--all shows every table, and --table only some; leave out one of them")
-    if args.all and args.format != "terminal":
+    if args.all and args.format not in SHORT:
         refuse(["all"], f"--format {args.format} shows every table already")
 
 
@@ -65,8 +67,7 @@ def closing(
     from cs_systems.report.diagnoses import again
     from cs_systems.report.tables.formats import text_width
 
-    rows = {table.name: len(rows) for table, rows, _ in shown}
-    more = [table.name for table, all_rows, _ in sections if len(all_rows) > rows.get(table.name, 0)]
+    more = [*_cut(sections, shown)]
     room = terminal_width(output)
     also = f"{_filled(_listed('more with --all, or --table NAME: ', more, room), text_width(room))}\n" if more else ""
     return "\n".join(filter(None, [also, again(answer, room) if answer else ""]))
@@ -84,6 +85,12 @@ def _first(names: Sequence[str], most: int) -> list[str]:
     return [*names[:most], *["…"] * (most < len(names))]
 
 
+def _cut(sections: Sequence[Section], shown: Sequence[Section]) -> dict[str, int]:
+    """Return the number of rows of each table of which a short answer does not show all."""
+    rows = {table.name: len(rows) for table, rows, _ in shown}
+    return {table.name: len(whole) for table, whole, _ in sections if len(whole) > rows.get(table.name, 0)}
+
+
 def check_top(top: int | None, chosen: Sequence[str], tables: Mapping[str, Table[Any]]) -> None:
     """Raise ConfigError if --top has no effect, because it only cuts long tables."""
     long = [name for name, table in tables.items() if table.most]
@@ -96,9 +103,9 @@ def check_top(top: int | None, chosen: Sequence[str], tables: Mapping[str, Table
 def first_rows(table: Table[Any], rows: Sequence[Row], top: int | None, format: str) -> tuple[Sequence[Row], int]:
     """Return (the rows to show, the number of rows left out): `top` rows of a long table.
 
-    In CSV all unless --top is given.
+    In CSV and JSON all unless --top is given.
     """
-    most = top or (None if format == "csv" else table.most)
+    most = top or (None if format in RAW else table.most)
     shown = rows[:most] if table.most else rows
     return shown, len(rows) - len(shown)
 
@@ -181,6 +188,8 @@ def document_text(
         # In a pipe the first line is not wrapped, so that a program can find the file name in it.
         lines = [first, *map(fill, rest)] if terminal_width(output) is None else _joined([first, *rest], width)
         return [begin + "\n".join(lines) + "\n", *(table_text(*section, format, output) for section in sections)]
+    if format == "json":
+        return [begin, *(document.note(line) for line in heading), *(table_text(*each, format) for each in sections)]
     (table, rows, notes), *others = sections
     return [
         begin + table_text(replace(table, notes=(*heading, *table.notes)), rows, notes, format, output),
@@ -200,5 +209,7 @@ def answer_text(
         return document_text(args.format, heading, sections, args.output, answer, doubt)
     shown = shortened(sections)
     text = document_text(args.format, heading, shown, args.output, answer, doubt)
+    if args.format == "json":
+        return [*text, document.more(_cut(sections, shown))]
     text[-1] += closing(sections, shown, answer, args.output)
     return text

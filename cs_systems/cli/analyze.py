@@ -230,7 +230,7 @@ def _analysis(args: Analyze, tables: Sequence[str], source: Source, profile: Pro
     found = None if args.table else _answer(profile)
     heading = _heading(source, profile)
     text = answer_text(args, heading, sections, found, profile.incomplete)
-    if found and is_short(args):
+    if found and is_short(args) and args.format == "terminal":
         text[-1] += _try(args, source, found)
     return text
 

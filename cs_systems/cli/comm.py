@@ -15,6 +15,7 @@ from tyro.conf import arg
 
 from cs_systems.cli._options import MaybeInt, MaybePath, Names, Numbers, Steps, Sweep, optional, parse_bytes, refuse
 from cs_systems.cli._output import (
+    RAW,
     Format,
     Open,
     check_outputs,
@@ -140,7 +141,8 @@ def texts(records: Sequence[RunRecord], format: str, width: int | None) -> list[
     for table in (collectives.fits, collectives.setups):
         rows: Sequence[Row] = table(records)
         if rows and format != "csv":
-            shown = [{name: _readable(name, value) for name, value in row.items()} for row in rows]
+            readable = [{name: _readable(name, value) for name, value in row.items()} for row in rows]
+            shown = rows if format in RAW else readable
             tables.append(render_table(_telling(table, rows), shown, format, (), width, color))
     return tables
 

@@ -18,7 +18,7 @@ from tyro.conf import Positional, arg
 
 from cs_systems.analysis.comparison import SIDES
 from cs_systems.cli import _output
-from cs_systems.cli._options import MaybePath, Names, one_name, optional
+from cs_systems.cli._options import MaybePath, Names, flag, one_name, optional, refuse
 from cs_systems.cli._output import Open, check_outputs, compared, deliver, joined, page_asked, terminal_width
 from cs_systems.config import ConfigError, describe, one_of
 from cs_systems.core.formats import command_for
@@ -50,6 +50,7 @@ class Compare:
     ] = "terminal"
     output: Annotated[MaybePath, optional("FILE", "file for the output, instead of the terminal")] = None
     open: Open = False
+    all: Annotated[bool, flag("every cell, with --format json, which shows some by default")] = False
     fail_on: Annotated[
         Names,
         arg(
@@ -132,6 +133,8 @@ def run(args: Compare) -> int:
 
     for name in args.fail_on:
         one_of("--fail-on", name, FAILURES)
+    if args.all and args.format != "json":
+        refuse(["all"], f"--format {args.format} shows every cell already")
     args = page_asked(args)
     check_outputs({"--output": args.output}, [args.a, args.b])
     (a, torn_a), (b, torn_b) = some_records(args.a), some_records(args.b)
@@ -206,10 +209,15 @@ def _compared(args: Compare, a: list[RunRecord], b: list[RunRecord]) -> Comparis
 
 
 def _timings(args: Compare, comparison: Comparison, torn: list[str]) -> str:
+    from cs_systems.analysis.comparison.runs import COMPARED
+    from cs_systems.report.tables import document
     from cs_systems.report.tables.rows import render_table
 
     if args.format == "csv":
         return render_table(TIMINGS, comparison.rows, "csv")
+    if args.format == "json":
+        cut = "" if args.all else document.more({COMPARED.name: len(comparison.rows)})
+        return document.table(COMPARED, comparison.rows, [*torn, *comparison.doubts]) + cut
     what = ", ".join(f"{name}: {left} → {right}" for name, (left, right) in comparison.compared.items())
     of_one = args.phase[0] if len(args.phase) == 1 else None
     timed = f"{of_one} time" if of_one else "times"

@@ -142,9 +142,9 @@ def run(args: Parallel) -> int:
     answer = print_diagnoses(records) if on_terminal else None
     tables = texts(records, args.format, terminal_width(args.output), on_terminal and not args.all)
     recorded = [record for record in records if record.results.get("streams") and record.repeat == 0]
-    if args.format == "html":
-        title, pictures = f"Parallel strategies of {folder}", pictures_of(recorded, "streams")
-        tables = [joined(tables, "html", title, pictures, records)]
+    if args.format in ("html", "json"):
+        pictures = pictures_of(recorded, "streams") if args.format == "html" else []
+        tables = [joined(tables, args.format, f"Parallel strategies of {folder}", pictures, records)]
     deliver_tables(tables, args.format, args.output, [folder], args.open)
     print_figure_and_paths(args.format, folder, "streams", args.figure, recorded)
     if answer:
@@ -374,7 +374,8 @@ def _table(
 
     same_ranks = len({ranks for row in rows if (ranks := row.get("ranks", 1)) > 1}) <= 1
     names = [name for name in table.titles if tells_something(name, rows) and not (name == "ranks" and same_ranks)]
-    shown = [{name: _percent(name, row[name]) for name in names} for row in rows]
+    of_people = [{name: _percent(name, row[name]) for name in names} for row in rows]
+    shown = rows if format == "json" else of_people
     alike = [name for name in names if name.endswith("_bytes")] if "component" in names else []
     table = replace(table, shown=" ".join(names))
     return render_table(table, shown, format, notes, width, width is not None, alike, is_explained=not short)

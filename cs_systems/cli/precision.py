@@ -42,6 +42,7 @@ from cs_systems.cli._options import (
     refuse,
 )
 from cs_systems.cli._output import (
+    RAW,
     Format,
     Open,
     check_outputs,
@@ -258,8 +259,9 @@ def _deliver(args: PrecisionOptions, records: Sequence[RunRecord], folder: Path)
             f"{folder} has no results of cs-systems precision; measure them with cs-systems precision --out DIR"
         )
     curves = [record for record in rest if record.config["workload"] == CURVES]
-    if args.format == "html":
-        texts = [joined(texts, "html", f"Precisions of {folder}", pictures_of(curves, "curves"), rest)]
+    if args.format in ("html", "json"):
+        pictures = pictures_of(curves, "curves") if args.format == "html" else []
+        texts = [joined(texts, args.format, f"Precisions of {folder}", pictures, rest)]
     deliver_tables(texts, args.format, args.output, [folder], args.open)
     stream = sys.stdout if args.format == "terminal" and args.output is None else sys.stderr
     if not args.show and "curves" in plot.kinds(curves):
@@ -408,7 +410,7 @@ def dtypes_text(record: RunRecord, format: str = "terminal", output: Path | None
         notes.append(f"{FP8_LAYER} ({low} modules): multiplies in e4m3; the gradient of its output is in e5m2")
     notes += [f"{record.status}: {record.reason}"] if record.reason else []
     named = replace(dtypes, caption=title(record))
-    return table_text(named, shown if format != "csv" else rows, notes, format, output)
+    return table_text(named, rows if format in RAW else shown, notes, format, output)
 
 
 def short(value: object, names: dict[str, str]) -> object:

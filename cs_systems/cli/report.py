@@ -56,6 +56,13 @@ class Report:
     paper: Annotated[
         MaybePath, optional("FOLDER", "write all tables (.tex, .typ) and figures (.pdf) of the run for a paper")
     ] = None
+    table: Annotated[
+        Names,
+        arg(
+            help="tables of --format json: cells with every column, or results of the records, such as kernels",
+            help_behavior_hint="(default: a short answer, which names them)",
+        ),
+    ] = ()
     open: Open = False
 
 
@@ -85,6 +92,12 @@ def _show(args: Report) -> int:
         raise ConfigError("--format html shows every column and phase; leave out --columns, --pivot and --phase")
     if args.format == "html" and arranged:
         raise ConfigError("--format html has no speed-ups and sorts in the browser; leave out --sort and --relative-to")
+    if args.table and args.format != "json":
+        raise ConfigError("--table requires --format json; add it, or choose columns with --columns")
+    if args.format == "json" and args.pivot is not None:
+        raise ConfigError("--format json has a row for each cell; leave out --pivot")
+    if args.table and (args.columns or args.phase or arranged):
+        raise ConfigError("--table shows every column; leave out --columns, --phase, --sort and --relative-to")
     if args.pivot is not None and arranged:
         raise ConfigError("--sort and --relative-to have no effect on --pivot; leave them out")
     if args.columns and args.pivot is not None:
@@ -172,6 +185,10 @@ def _text(args: Report, records: list[RunRecord], advice: Advice | None) -> str:
         from cs_systems.report.pages import records as html
 
         return html.render(records, advice)
+    if args.table:
+        from cs_systems.report.tables import records_document
+
+        return records_document.tables(records, args.table)
     from cs_systems.analysis.diagnosis import diagnose
     from cs_systems.report import diagnoses, origins
     from cs_systems.report.tables.formats import paragraph
@@ -183,4 +200,8 @@ def _text(args: Report, records: list[RunRecord], advice: Advice | None) -> str:
     if args.columns or args.pivot or args.phase or format not in diagnoses.IN:  # these options ask for one table only
         return table
     made = "".join(paragraph(line, format) for line in origins.lines(records))
+    if format == "json":
+        from cs_systems.report.tables import records_document
+
+        made += records_document.more(records)
     return diagnoses.text(diagnose(records), format, width) + table + (f"\n{made}" if made else "")

@@ -18,7 +18,7 @@ from tyro.conf import Positional, arg
 from cs_systems.analysis.memory.tables import AT_HIGHEST, AT_PEAK, TABLES, tables_at
 from cs_systems.cli._files import no_file, refuse_unused
 from cs_systems.cli._options import MaybeInt, MaybePath, MaybeText, Names, Paths, given, optional, refuse
-from cs_systems.cli._output import Format, Open, check_outputs, compared, deliver, joined, page_asked
+from cs_systems.cli._output import RAW, Format, Open, check_outputs, compared, deliver, joined, page_asked
 from cs_systems.cli._tables import (
     All,
     Section,
@@ -220,7 +220,7 @@ def _tables(
     declared = tables_at(shown_moment(found))
     sections: list[Section] = []
     for name in tables:
-        rows, remarks = _table(name, found, names, args.top or (None if args.format == "csv" else 10))
+        rows, remarks = _table(name, found, names, args.top or (None if args.format in RAW else 10))
         if not rows and name in IF_ANY and not args.table:
             continue
         sections.append((declared[name], rows, remarks))
@@ -277,7 +277,7 @@ def _comparison(
     for name in tables:
         rows = differences(a, b, by[name])
         remarks = []
-        top = args.top or (len(rows) if args.format == "csv" else 10)
+        top = args.top or (len(rows) if args.format in RAW else 10)
         if rows[top:]:
             remarks.append(f"{counted(len(rows) - top, 'more row')}; --top shows more")
         when = AT_PEAK if a.replay.has_peak and b.replay.has_peak else AT_HIGHEST

@@ -25,7 +25,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
-from typing import Any, Generic, NotRequired, ParamSpec, TypeVar, cast, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import (
+    Any,
+    Generic,
+    NotRequired,
+    ParamSpec,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from cs_systems.core import units
 
@@ -146,12 +158,12 @@ class Table(Generic[R]):
         return next(iter(self.of(tables)), None)
 
     @cached_property
-    def _kinds(self) -> dict[str, tuple[type, ...]]:
+    def kinds(self) -> dict[str, tuple[type, ...]]:
         """Types of each column's values."""
-        return {name: get_args(hint) or (hint,) for name, hint in get_type_hints(self._type()).items()}
+        return {name: _alternatives(hint) for name, hint in get_type_hints(self._type()).items()}
 
     @cached_property
-    def _required(self) -> tuple[str, ...]:
+    def required(self) -> tuple[str, ...]:
         """Columns of every row.
 
         `__required_keys__` alone is wrong in a file with `from __future__ import annotations`, where `NotRequired` is
@@ -163,9 +175,9 @@ class Table(Generic[R]):
 
     def fits(self, row: Row) -> bool:
         """Return whether a row, perhaps from another program, has the required columns and only valid values."""
-        return all(name in row for name in self._required) and all(
+        return all(name in row for name in self.required) and all(
             _is_of(row[name], kinds, is_signed=self.columns[name].signed)
-            for name, kinds in self._kinds.items()
+            for name, kinds in self.kinds.items()
             if name in row
         )
 
@@ -227,6 +239,10 @@ def _is_of(value: Any, kinds: tuple[type, ...], *, is_signed: bool) -> bool:
         return type(value) in kinds
     is_number = isinstance(value, (int, float)) and (int in kinds or float in kinds)
     return is_number and math.isfinite(value) and (is_signed or value >= 0)
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
 def _column(hint: Any) -> Column:

@@ -6,9 +6,10 @@ import textwrap
 
 from cs_systems.analysis.diagnosis import Answer
 from cs_systems.core.printable import plain
+from cs_systems.report.tables import document
 from cs_systems.report.tables.formats import paragraph, text_width
 
-IN = ("terminal", "markdown")  # formats with room for sentences; a page has its own list
+IN = ("terminal", "markdown", "json")  # formats with room for sentences; a page has its own list
 
 
 def sentences(answer: Answer, doubt: str | None = None) -> list[str]:
@@ -25,6 +26,8 @@ def text(answer: Answer, format: str = "terminal", width: int | None = None, dou
     width: columns of the terminal; None means the width of a file or a pipe. doubt: a sentence about all numbers, which
     comes first.
     """
+    if format == "json":
+        return (document.note(doubt) if doubt else "") + document.answer(answer)
     first = f"{_line('', doubt, format, width)}\n\n" if doubt else ""
     lines = [_line("", answer.verdict, format, width)] if answer.verdict else []
     lines += [_line(f"{n}. ", each, format, width) for n, each in enumerate(answer.causes, 1)]

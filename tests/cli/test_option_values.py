@@ -32,6 +32,7 @@ REQUIRED = {
     "analyze": ("RUN/records.jsonl",),
     "snapshot": ("RUN/records.jsonl",),
     "doctor": (),
+    "schema": (),
     "ab": ("true", "true", "--dry-run"),
     "course": ("naive_ddp", "--dry-run"),
     "run": (),

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path, PurePath
 from statistics import median
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
 from cs_systems.analysis.comparison import SIDES
 from cs_systems.config import FIELDS, ConfigError, describe
@@ -21,7 +21,7 @@ from cs_systems.core.caveats import REMEDIES
 from cs_systems.core.fields import Subject
 from cs_systems.core.plugins import is_foreign
 from cs_systems.core.printable import command_line
-from cs_systems.core.tables import first_row
+from cs_systems.core.tables import Column, Table, first_row
 from cs_systems.core.units import counted
 from cs_systems.formulas.energy import ENERGY, step_j
 from cs_systems.record import Environment, RunRecord
@@ -43,19 +43,22 @@ class ComparisonRow(TypedDict):
 
     cell: str
     phase: str
-    a_median_s: float
-    b_median_s: float
-    ratio: float  # the candidate's time over the baseline's
-    ratio_low: float | None
-    ratio_high: float | None
-    verdict: str
-    resolution: float | None
-    unseen: str | None
-    noise: str
-    a_peak_bytes: int | None
-    b_peak_bytes: int | None
-    a_step_j: float | None
-    b_step_j: float | None
+    a_median_s: Annotated[float, Column("baseline", "median time of the baseline over all rounds")]
+    b_median_s: Annotated[float, Column("candidate", "median time of the candidate over all rounds")]
+    ratio: Annotated[float, Column(note="the candidate's time over the baseline's")]
+    ratio_low: Annotated[float | None, Column("ratio, low end", "low end of the 95% confidence interval")]
+    ratio_high: Annotated[float | None, Column("ratio, high end", "high end of the 95% confidence interval")]
+    verdict: Annotated[str, Column(note="slower, faster, no difference or unknown")]
+    resolution: Annotated[float | None, Column("finds", "smallest slowdown that this comparison can detect")]
+    unseen: Annotated[str | None, Column("not measured", "what the interval leaves out")]
+    noise: Annotated[str, Column(note="what the interval is computed from")]
+    a_peak_bytes: Annotated[int | None, Column("baseline peak")]
+    b_peak_bytes: Annotated[int | None, Column("candidate peak")]
+    a_step_j: Annotated[float | None, Column("baseline energy")]
+    b_step_j: Annotated[float | None, Column("candidate energy")]
+
+
+COMPARED = Table("compared", ComparisonRow, "times, candidate compared with baseline")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.analysis.diagnosis._findings import (
+    DIAGNOSES,
     MOST,
     NO_ANSWER,
     WORTH,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from cs_systems.record import RunRecord
 
 __all__ = [
+    "DIAGNOSES",
     "MOST",
     "NO_ANSWER",
     "WORTH",

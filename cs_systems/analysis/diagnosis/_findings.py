@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypedDict, cast
 
-from cs_systems.core.tables import Row
+from cs_systems.core.tables import Column, Row, Table
 from cs_systems.core.units import SCALES, best_unit, significant
 
 if TYPE_CHECKING:
@@ -23,23 +23,31 @@ MOST = 3  # largest number of sentences at the start of a page or an output
 
 
 class DiagnosisRow(TypedDict):
-    """Diagnosis as plain data; bytes are None in a diagnosis of time, seconds in one of memory, both of a training."""
+    """Diagnosis as plain data: in seconds if it is about time, in bytes if about memory, neither if about training."""
 
-    code: str
-    sentence: str
-    subject: str
-    where: str
-    share: float | None  # share of the step or the peak that the cause takes
-    now_s: float | None
-    expected_s: float | None
-    expected_low_s: float | None
-    expected_high_s: float | None
-    at_best_s: float | None
-    now_bytes: float | None
-    expected_bytes: float | None
-    at_best_bytes: float | None
-    expected_by: str | None
-    evidence: list[Row]
+    code: Annotated[str, Column("rule", "name of the rule that found the cause")]
+    cause: Annotated[str, Column(note="what takes the time or the memory, in a sentence")]
+    subject: Annotated[str, Column("steps", "the steps that the numbers are from; empty for all")]
+    where: Annotated[str, Column("place", "place in the program, and the cells of a run")]
+    share: Annotated[float, Column(note="share of the step or the peak that the remedy saves, or at most saves")]
+    remedy: Annotated[str, Column(note="change to make; after `then` if it follows those before it")]
+    sure: Annotated[
+        str | None, Column("basis", "what the numbers rest on: measured, replayed, forecast, or only a bound")
+    ]
+    now_s: NotRequired[Annotated[float, Column("now", "time of the step without the remedy")]]
+    expected_s: NotRequired[Annotated[float | None, Column("expected", "time of the step after the remedy")]]
+    expected_low_s: NotRequired[Annotated[float | None, Column("expected, low end", "low end of its range")]]
+    expected_high_s: NotRequired[Annotated[float | None, Column("expected, high end", "high end of its range")]]
+    at_best_s: NotRequired[Annotated[float | None, Column("bound", "time below which the remedy cannot go")]]
+    now_bytes: NotRequired[Annotated[float, Column("now", "peak memory without the remedy")]]
+    expected_bytes: NotRequired[Annotated[float | None, Column("expected", "peak memory after the remedy")]]
+    expected_low_bytes: NotRequired[Annotated[float | None, Column("expected, low end", "low end of its range")]]
+    expected_high_bytes: NotRequired[Annotated[float | None, Column("expected, high end", "high end of its range")]]
+    at_best_bytes: NotRequired[Annotated[float | None, Column("bound", "memory below which the remedy cannot go")]]
+    evidence: Annotated[list[Row], Column(note="rows of the tables that the numbers come from")]
+
+
+DIAGNOSES = Table("diagnoses", DiagnosisRow, "causes of lost time or memory, the largest first")
 
 
 @dataclass(frozen=True)
@@ -159,27 +167,23 @@ class Diagnosis:
 
     def row(self) -> DiagnosisRow:
         """Return the diagnosis as plain data, for JSON."""
-        in_s, in_bytes = self.unit == "s", self.unit == "bytes"
-        value, low, high = (
-            (self.expected.value, self.expected.low, self.expected.high) if self.expected else (None, None, None)
-        )
-        return {
+        value, low, high, sure = None, None, None, "bound" if self.at_best is not None else None
+        if self.expected:
+            value, low, high, sure = (getattr(self.expected, name) for name in ("value", "low", "high", "how"))
+        names = ("now", "expected", "expected_low", "expected_high", "at_best")
+        numbers = zip(names, (self.now, value, low, high, self.at_best), strict=True)
+        found = {
             "code": self.code,
-            "sentence": self.sentence,
+            "cause": self.cause,
             "subject": self.subject,
-            "where": self.where,
+            "where": "; ".join(filter(None, [self.where, self.cells])),
             "share": self.share,
-            "now_s": self.now if in_s else None,
-            "expected_s": value if in_s else None,
-            "expected_low_s": low if in_s else None,
-            "expected_high_s": high if in_s else None,
-            "at_best_s": self.at_best if in_s else None,
-            "now_bytes": self.now if in_bytes else None,
-            "expected_bytes": value if in_bytes else None,
-            "at_best_bytes": self.at_best if in_bytes else None,
-            "expected_by": self.expected.how if self.expected else None,
+            "remedy": ": ".join(filter(None, [self.then, self.remedy])),
+            "sure": sure,
+            **({} if self.unit == "share" else {f"{name}_{self.unit}": each for name, each in numbers}),
             "evidence": [dict(row) for row in self.evidence],
         }
+        return cast("DiagnosisRow", found)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from cs_systems.core.diagnostic import NEEDS_GPU
 from cs_systems.core.printable import plain, text_cell, visible
-from cs_systems.report.tables import latex, typst
+from cs_systems.report.tables import document, latex, typst
 from cs_systems.report.tables.columns import Column
 from cs_systems.report.tables.fitting import (
     GAP,
@@ -167,6 +167,7 @@ FORMATS: dict[str, Callable[[Sequence[Table], int | None, bool], str]] = {
     "latex": latex.latex,
     "typst": typst.typst,
     "csv": comma_separated,
+    "json": document.cells,
 }
 
 
@@ -183,6 +184,8 @@ def paragraph(text: str, format: str) -> str:
         out = io.StringIO()
         csv.writer(out, lineterminator="\n").writerow([text_cell(text)])
         return out.getvalue()
+    if format == "json":
+        return document.note(text)
     if format == "html":
         return f"<p>{escape(plain(text))}</p>\n"
     escaped = {"markdown": _markdown, "latex": latex.escaped, "typst": lambda sentence: f"#{typst.literal(sentence)}"}

@@ -14,6 +14,7 @@ from cs_systems.config import one_of
 from cs_systems.core import tables, units
 from cs_systems.core.printable import LONGEST_NAME, shortened
 from cs_systems.core.tables import Row
+from cs_systems.report.tables import document
 from cs_systems.report.tables.columns import UNKNOWN, Column, spans_units, text
 from cs_systems.report.tables.formats import DEFAULT_WIDTH, FORMATS
 from cs_systems.report.tables.table import Table
@@ -60,12 +61,14 @@ def render_table(
     *,
     is_explained: bool = True,
 ) -> str:
-    """Return the rows of a declared table as text. CSV has every column, other formats those that are worth printing.
+    """Return the rows of a declared table as text: with every column in CSV and JSON, else those worth printing.
 
     alike: columns to compare with each other, which share a unit. is_explained: whether notes on columns stand below.
     """
     if format == "csv":
         return render_rows(flat(rows), "csv")
+    if format == "json":
+        return document.table(declared, rows, notes)
     if not rows:
         notes = [*declared.notes, *notes]
         if format == "terminal":

@@ -1,0 +1,133 @@
+"""Output of a command as one JSON document: `document(pieces)`.
+
+While a command runs, each of its tables, answers and sentences becomes a piece, a line of JSON, where other formats
+have text. `document` puts the pieces together. A short answer ends with a piece that names the tables with more rows,
+and is cut until it fits MOST_BYTES.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cs_systems.core.printable import plain
+from cs_systems.core.tables import Row, Table
+
+if TYPE_CHECKING:
+    from cs_systems.analysis.diagnosis import Answer
+    from cs_systems.report.tables.table import Table as Shown
+
+SCHEMA_VERSION = 1
+CELLS = "cells"  # name of a table of records, whose columns are those of the frame
+MOST_BYTES = 8_000  # of a short answer: about 2,000 tokens
+MOST_EVIDENCE = 2  # rows of evidence per diagnosis in a short answer
+
+
+def table(declared: Table[Any], rows: Sequence[Row], notes: Iterable[str] = ()) -> str:
+    """Return the piece of a declared table: every column of its rows, in base units."""
+    return _piece(table=_table(declared.name, declared.caption, rows, [*declared.notes, *notes]))
+
+
+def cells(tables: Sequence[Shown], width: int | None = None, color: bool = False) -> str:
+    """Return the pieces of tables of records, one row per cell; a range p10 … p90 is two columns."""
+    return "".join(_piece(table=_table(CELLS, one.caption, _rows(one), one.notes_of(one.columns))) for one in tables)
+
+
+def answer(found: Answer) -> str:
+    """Return the piece of an answer; no piece if there was nothing to judge."""
+    said = {
+        "verdict": found.nothing or None,
+        "judged": found.judged or None,
+        "diagnoses": [one.row() for one in found.diagnoses],
+        "refuted": list(found.refuted),
+        "unknown": list(found.unknowns),
+    }
+    return _piece(answer=said) if any(said.values()) else ""
+
+
+def note(text: str) -> str:
+    """Return the piece of a sentence."""
+    return _piece(note=plain(text))
+
+
+def more(rows: Mapping[str, int]) -> str:
+    """Return the piece that ends a short answer: the tables with more rows than it shows, and their number."""
+    return _piece(more=rows)
+
+
+def document(pieces: str) -> str:
+    """Return the pieces as one JSON object, with a line break at its end."""
+    found: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "answer": None, "notes": [], "tables": [], "more": {}}
+    is_short = False
+    for line in filter(str.strip, pieces.split("\n")):
+        ((kind, content),) = json.loads(line).items()
+        if kind == "table":
+            found["tables"].append(content)
+        elif kind == "note":
+            found["notes"].append(content)
+        else:
+            found[kind] = content
+            is_short = is_short or kind == "more"
+    return _text(_cut(found) if is_short else found)
+
+
+def error(message: str, status: int) -> str:
+    """Return the document of a command that failed with this exit status."""
+    return _text({"schema_version": SCHEMA_VERSION, "error": {"message": message, "status": status}})
+
+
+def _cut(found: dict[str, Any]) -> dict[str, Any]:
+    """Return the document, within MOST_BYTES: the longest tables lose their last rows, and `more` counts them."""
+    if found["answer"]:
+        for one in found["answer"]["diagnoses"]:
+            del one["evidence"][MOST_EVIDENCE:]
+    while len(_text(found).encode()) > MOST_BYTES:
+        longest = max(found["tables"], key=lambda one: len(_text(one["rows"])), default=None)
+        if longest is None or not longest["rows"]:
+            break
+        found["more"].setdefault(longest["name"], len(longest["rows"]))
+        del longest["rows"][-max(1, len(longest["rows"]) // 8) :]
+    return found
+
+
+def _table(name: str, caption: str, rows: Sequence[Row], notes: Iterable[str]) -> Row:
+    return {"name": name, "caption": plain(caption), "rows": list(rows), "notes": [plain(each) for each in notes]}
+
+
+def _rows(shown: Shown) -> Sequence[Row]:
+    found: list[dict[str, Any]] = [{} for _ in shown.statuses]
+    for column in shown.columns:
+        phase, dot, name = column.name.rpartition(".")
+        ends = [f"{phase}{dot}{name.replace('range', end, 1)}" for end in ("p10", "p90")]
+        for row, value in zip(found, column.values, strict=True):
+            if name.startswith("range_"):
+                row.update(zip(ends, value or (None, None), strict=True))
+            else:
+                row[column.name] = value
+    return found
+
+
+def _piece(**content: Any) -> str:
+    return _text(content)
+
+
+def _text(value: Any) -> str:
+    text = json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    if not text.isprintable():  # what could move a terminal's cursor is escaped
+        text = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+    return text + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it: numbers that are not finite are null, and other objects their text."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    return _plain(value.item()) if hasattr(value, "item") else str(value)

@@ -1,0 +1,60 @@
+"""Tables of records in a JSON document: the cells with every column, and each table among their results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cs_systems.config import describe, one_of
+from cs_systems.core.tables import Row, Table, declared
+from cs_systems.record import RunRecord
+from cs_systems.report.frame import CELL_COLUMNS, PHASE_COLUMNS, STEP, by_kind, frame, without_retried
+from cs_systems.report.tables import document
+
+
+def tables(records: Sequence[RunRecord], names: Sequence[str]) -> str:
+    """Return the pieces of these tables. Raises ConfigError for a name that no record has."""
+    records = without_retried(records)
+    known = [document.CELLS, *_rows(records)]
+    return "".join(_table(records, one_of("table", name, known)) for name in names)
+
+
+def more(records: Sequence[RunRecord]) -> str:
+    """Return the piece that ends a short answer: the tables of these records, and the number of their rows."""
+    records = without_retried(records)
+    return document.more({document.CELLS: len(records), **{name: len(rows) for name, rows in _rows(records).items()}})
+
+
+def _table(records: Sequence[RunRecord], name: str) -> str:
+    if name == document.CELLS:
+        return "".join(_cells(kind, own) for kind, own in by_kind(records).items())
+    rows = _rows(records)[name]
+    return document.table(_declared(name, rows[0]), rows)
+
+
+def _rows(records: Sequence[RunRecord]) -> dict[str, list[Row]]:
+    """Return the rows of all records by the table of their results; each row begins with its cell."""
+    found: dict[str, list[Row]] = {}
+    for record in records:
+        config = record.run_config
+        cell = {"cell": describe(config), "profiler": config.profiler, "repeat": record.repeat}
+        for name, rows in record.results.items():
+            found.setdefault(name, []).extend({**cell, **row} for row in rows)
+    return {name: rows for name, rows in found.items() if rows}
+
+
+def _declared(name: str, row: Row) -> Table:
+    """Return the declaration of a table of results; a record and a job may have tables of the same name."""
+    fitting = [table for table in declared(name) if table.fits(row)]
+    return fitting[0] if fitting else Table(name, dict, name)
+
+
+def _cells(kind: str, records: Sequence[RunRecord]) -> str:
+    """Return the piece of the cells of one kind: a row for each, with every known column."""
+    from cs_systems.report.tables.columns import make, phases_of
+    from cs_systems.report.tables.table import Table as Shown
+
+    whole = frame(records)
+    rows = whole[whole["phase"].isna() | (whole["phase"] == STEP)].reset_index(drop=True)
+    beside = [f"{phase}.median_s" for phase in phases_of(whole) if phase != STEP]
+    columns = [one for one in make([*CELL_COLUMNS, *PHASE_COLUMNS, *beside], rows, whole) if not one.is_empty]
+    return document.cells([Shown(kind, tuple(columns), (), tuple(rows["status"]))])

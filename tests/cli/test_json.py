@@ -1,0 +1,143 @@
+"""Contract of --format json: a document fits the published schema, is short by default and equal for equal inputs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from cs_systems.cli import main
+from cs_systems.cli._output import joined
+from cs_systems.cli.schema import DOCUMENT, RECORD, schema
+from cs_systems.report.reading import some_records
+from cs_systems.report.tables import document
+from tests.report.test_paper import CASES, MEASURING
+
+ROOT = Path(__file__).parents[2]
+TRACE = ROOT / "tests" / "data" / "kineto_h200_step.json.gz"
+SNAPSHOT = ROOT / "tests" / "data" / "snapshot_h200_step.pickle.gz"
+MORE = {
+    "analyze --all": (TRACE, "--all"),
+    "analyze --table": (TRACE, "--table", "kernels", "layers"),
+    "analyze of one rank": (ROOT / "tests" / "data" / "ranks_h200" / "accumulation_rank0.json.gz",),
+    "snapshot --all": (SNAPSHOT, "--all"),
+    "report --table": (ROOT / "profiles" / "softmax_and_matmul", "--table", "cells", "kernels", "gaps", "cost"),
+    "report of ranks": (ROOT / "profiles" / "sharded_optimizer", "--table", "rank_memory", "ranks", "sent"),
+    "compare --all": (
+        ROOT / "profiles" / "attention_h200" / "peers",
+        ROOT / "profiles" / "attention_h100" / "peers",
+        "--all",
+    ),
+}
+WHOLE = {name: words for name, words in {**CASES, **MORE}.items() if "--pivot" not in words and name != "ab"}
+SHORT = ("analyze", "analyze of ranks", "snapshot", "report", "compare", "analyze of one rank")
+# Columns that every row of a record's results begins with.
+OF_CELL = {"cell", "profiler", "repeat"}
+
+
+@pytest.fixture(scope="module")
+def published() -> dict[str, Any]:
+    return schema(DOCUMENT)
+
+
+def written(case: str, capsys: pytest.CaptureFixture[str]) -> str:
+    command, words = case.split()[0], WHOLE[case]
+    if command in MEASURING:
+        records = some_records(Path(str(words[0])))[0]
+        return document.document(joined(MEASURING[command](records, "json", None), "json", "", (), records))
+    assert main([command, *map(str, words), "--format", "json"]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("case", WHOLE)
+def test_document_of_every_command_fits_the_schema(
+    case: str, published: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = written(case, capsys)
+    found = json.loads(text)
+    Draft202012Validator(published).validate(found)
+    assert found["tables"]
+    assert case not in SHORT or len(text.encode()) <= document.MOST_BYTES
+    for table in found["tables"]:
+        known = published["$defs"][table["name"]]
+        columns = {name for one in known.get("anyOf", [known]) for name in one["properties"]}
+        if table["name"] != document.CELLS:  # its columns may be in another unit, or of a phase
+            assert {name for row in table["rows"] for name in row} <= columns | OF_CELL, table["name"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["analyze"], "no file is given"),
+        (["analyze", str(SNAPSHOT)], "read it with cs-systems snapshot"),
+        (["compare", "x"], "Required options"),
+        (["report", str(ROOT / "profiles" / "step_time"), "--table", "kernals"], "unknown table 'kernals'"),
+        (["report", str(ROOT / "profiles" / "step_time"), "--pivot", "size:mode:median_s"], "leave out --pivot"),
+        (["report", "x", "--nope"], "unknown option --nope"),
+    ],
+)
+def test_error_is_a_document_with_the_exit_status(
+    words: list[str], message: str, published: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = main([*words, "--format", "json"])
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    Draft202012Validator(published).validate(found)
+    assert status == found["error"]["status"] == 2
+    assert message in found["error"]["message"]
+    assert message in " ".join(err.split())
+
+
+def test_equal_inputs_give_equal_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert written("snapshot --all", capsys) == written("snapshot --all", capsys)
+
+
+def test_short_answer_names_the_tables_it_cuts_and_the_number_of_their_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    found, whole = (json.loads(written(case, capsys)) for case in ("analyze", "analyze --all"))
+    rows = {table["name"]: len(table["rows"]) for table in whole["tables"]}
+    shown = {table["name"]: len(table["rows"]) for table in found["tables"]}
+    assert found["more"] == {name: count for name, count in rows.items() if count > shown.get(name, 0)}
+
+
+def test_diagnosis_has_its_parts(capsys: pytest.CaptureFixture[str]) -> None:
+    first, _, third = json.loads(written("analyze", capsys))["answer"]["diagnoses"][:3]
+    assert first["sure"] == "replayed"
+    assert first["at_best_s"] is None or first["at_best_s"] <= first["expected_s"]
+    assert first["expected_low_s"] <= first["expected_s"] <= first["expected_high_s"] < first["now_s"]
+    assert third["sure"] == "bound"
+    assert third["remedy"].startswith("then, when the GPU no longer waits for the host: compile")
+
+
+def test_every_number_of_a_declared_table_with_a_unit_in_its_name_has_it_in_the_schema(
+    published: dict[str, Any],
+) -> None:
+    units = {}
+    for known in published["$defs"].values():
+        for one in known.get("anyOf", [known]):
+            units |= {name: each.get("unit") for name, each in one["properties"].items() if "number" in each["type"]}
+    assert units["time_s"] == units["wall_s"] == "s"
+    assert (units["share"], units["model_flops_per_s"], units["tokens_per_s"]) == ("fraction", "flops/s", "1/s")
+    assert not [name for name, unit in units.items() if name.endswith(("_s", "_bytes", "_share")) and not unit]
+
+
+def test_records_fit_their_schema() -> None:
+    validator = Draft202012Validator(schema(RECORD))
+    validator.check_schema(validator.schema)
+    for file in sorted((ROOT / "profiles").rglob("records.jsonl"))[::3]:
+        with file.open() as lines:
+            validator.validate(json.loads(next(lines)))
+
+
+def test_schema_of_a_table_is_printed_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema", "gaps"]) == 0
+    assert json.loads(capsys.readouterr().out)["title"] == "gaps"
+    assert main(["schema", "gapss"]) == 2
+    assert "did you mean gaps" in capsys.readouterr().err
+
+
+def test_schema_needs_no_torch() -> None:
+    code = "import sys; from cs_systems.cli.schema import schema; schema('document'); sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
