@@ -121,18 +121,26 @@ DEEP = {
 }
 
 
+# Every form with each algorithm for one size and for bf16, one form of each kind for the other sizes.
+SHORT_FORMS = [*((name, form) for name in ALGORITHMS for form in ("every:3", "selective:matmul"))]
+FORMS = [
+    *SHORT_FORMS,
+    *((name, form) for name in ALGORITHMS for form in ("every:1", "blocks:0,2-4", "nested:4:2")),
+    ("sdpa_flash", "selective:attention"),
+    ("sdpa_flash", "selective:products"),
+]
+
+
 @pytest.mark.parametrize(
-    ("attention", "checkpoint"),
+    ("size", "precision", "attention", "checkpoint"),
     [
-        *((name, form) for name in ALGORITHMS for form in ("every:1", "every:3", "blocks:0,2-4", "nested:4:2")),
-        *((name, "selective:matmul") for name in ALGORITHMS),
-        ("sdpa_flash", "selective:attention"),
-        ("sdpa_flash", "selective:products"),
+        *(("wide", Precision.FP32, *form) for form in FORMS),
+        *(("wide", Precision.BF16, *form) for form in FORMS),
+        *((size, Precision.FP32, *form) for size in ("long", "short") for form in SHORT_FORMS),
     ],
 )
-@pytest.mark.parametrize(("size", "precision"), [*((size, Precision.FP32) for size in DEEP), ("wide", Precision.BF16)])
 def test_predicted_step_peak_matches_live_bytes_under_checkpoints(
-    size: str, attention: str, checkpoint: str, precision: Precision
+    size: str, precision: Precision, attention: str, checkpoint: str
 ) -> None:
     model, batch, seq = DEEP[size]
     config = RunConfig(
