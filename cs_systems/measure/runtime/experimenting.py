@@ -18,6 +18,7 @@ from cs_systems.core.units import human
 from cs_systems.machine import device as devices
 from cs_systems.machine.device import Device
 from cs_systems.measure.runtime.timing import measure
+from cs_systems.measure.workloads import Workload
 from cs_systems.record import Measurement
 
 STEPS = 5  # measured steps of an experiment, after one warm-up step
@@ -108,7 +109,7 @@ class Step:
 ROUNDS_TOGETHER = 3
 
 
-class _Part:
+class _Part(Workload):
     """Workload of a step without some of its phases."""
 
     def __init__(self, step: Step, without: Collection[str]) -> None:
@@ -119,9 +120,6 @@ class _Part:
 
     def step(self) -> Phases:
         return self._step.again(self._without)
-
-    def cost(self) -> None:
-        return None
 
     def describe(self) -> dict[str, Any]:
         return {}

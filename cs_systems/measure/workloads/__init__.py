@@ -96,13 +96,15 @@ class Workload(Protocol):
     """Interface of a workload: the phases of a step, their cost by formula, and a description for the record."""
 
     def prepare(self) -> None:
-        """Do the untimed work before each step."""
+        """Do the untimed work before each step: none, unless a workload says otherwise."""
+        return
 
     def step(self) -> Iterable[tuple[str, Callable[[], Any]]]:
         """Yield (name, function) per phase of a step in order; each is called once before the next is requested."""
 
     def cost(self) -> Mapping[str, PhaseCost] | None:
         """Return the cost of each phase by formula, or None if no cost is declared."""
+        return None
 
     def describe(self) -> Row:
         """Return what really runs (backend with version, optimizer), and `tokens`, the number of tokens in a step.
@@ -112,7 +114,7 @@ class Workload(Protocol):
         """
 
 
-class CallableWorkload:
+class CallableWorkload(Workload):
     """Workload around a user's plain step function: one phase, `call`, with no declared cost.
 
     takes_config: the factory of the function received the RunConfig; without it no field of the config had an effect.
@@ -121,14 +123,8 @@ class CallableWorkload:
     def __init__(self, function: Callable[[], Any], takes_config: bool = True) -> None:
         self.function, self.takes_config = function, takes_config
 
-    def prepare(self) -> None:
-        return
-
     def step(self) -> Iterable[tuple[str, Callable[[], Any]]]:
         return (("call", self.function),)
-
-    def cost(self) -> None:
-        return None
 
     def describe(self) -> Ran:
         return {"tokens": None, "takes_config": self.takes_config}

@@ -221,9 +221,6 @@ class ModuleStep(Training):
         taken, self._sizes = self._sizes, []
         return taken
 
-    def cost(self) -> None:
-        return None
-
     def _formula_sent_bytes(self) -> float | None:
         """Return the formula's bytes; None if they depend on which parameters stay gathered after forward."""
         return None if "parameters" in self.strategy.splits else super()._formula_sent_bytes()

@@ -16,7 +16,7 @@ from cs_systems.core.tables import Tables
 from cs_systems.core.validation import shown
 from cs_systems.formulas.communication import NARROW_BYTES, SENT, Payload, SentRow
 from cs_systems.machine.device import Device
-from cs_systems.measure.workloads import Cell, Unavailable
+from cs_systems.measure.workloads import Cell, Unavailable, Workload
 from cs_systems.measure.workloads._graph import StepGraph
 from cs_systems.measure.workloads._own_code import own_code
 from cs_systems.model.parallel._collectives import Call, counting
@@ -24,7 +24,7 @@ from cs_systems.model.training.clipping import clip_function
 from cs_systems.model.training.optimizers import optimizer_class
 
 
-class Training:
+class Training(Workload):
     """Training step whose `config.mode` selects the phases; the subclass defines forward and loss.
 
     Attributes:

@@ -19,7 +19,7 @@ from cs_systems.config import Precision
 from cs_systems.core.tables import Row, Tables
 from cs_systems.formulas.rounding import ACCUMULATION, SUMMATION, AccumulationRow, SummationRow
 from cs_systems.machine.device import Device
-from cs_systems.measure.workloads import Cell, Unavailable
+from cs_systems.measure.workloads import Cell, Unavailable, Workload
 from cs_systems.measure.workloads._sums import DTYPES, kahan, pairwise, sequential
 from cs_systems.record import Ran
 
@@ -29,7 +29,7 @@ LONGEST = 2**16
 LANES = 64
 
 
-class Accumulation:
+class Accumulation(Workload):
     """Workload that fills the tables `accumulation` and `summation`."""
 
     def __init__(self, cell: Cell, device: Device) -> None:
@@ -41,9 +41,6 @@ class Accumulation:
         self.config, self.device = config, device
         self._tables: dict[str, Sequence[Row]] = {}
 
-    def prepare(self) -> None:
-        return
-
     def step(self) -> Iterator[tuple[str, Callable[[], None]]]:
         yield "repeated", self._repeated
         yield "random", self._random
@@ -54,9 +51,6 @@ class Accumulation:
     def _random(self) -> None:
         rows = summation(self.config.precision, self.device.torch, self.config.seed, LONGEST)
         self._tables |= SUMMATION.filled(rows)
-
-    def cost(self) -> None:
-        return None
 
     def tables(self) -> Tables:
         return self._tables

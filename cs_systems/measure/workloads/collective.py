@@ -32,7 +32,7 @@ from cs_systems.formulas import peaks
 from cs_systems.formulas.communication import LINK, SETUP, LinkRow, SetupRow
 from cs_systems.machine import process_group
 from cs_systems.machine.device import Device
-from cs_systems.measure.workloads import Cell, Unavailable
+from cs_systems.measure.workloads import Cell, Unavailable, Workload
 from cs_systems.record import Ran
 
 DTYPES = {
@@ -56,8 +56,8 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-class Collective:
-    """Workload of one collective.
+class Collective(Workload):
+    """Workload of one collective, without a `cost`: the rates of links describe it, not those of memory.
 
     `sent` and `received` are this rank's buffers; they are the same tensor where the collective works in place.
     """
@@ -82,9 +82,6 @@ class Collective:
         held = shape.held_bytes(ranks)
         return held if device.is_cuda else held * ranks
 
-    def prepare(self) -> None:
-        return
-
     def step(self) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield "skew", self.meet
         if self.device.is_cuda:
@@ -107,10 +104,6 @@ class Collective:
             dist.broadcast(self.sent, 0)
         else:
             dist.all_to_all_single(self.received, self.sent)
-
-    def cost(self) -> None:
-        """Return None: link rates describe a collective, and the cost of a phase has only bytes of memory."""
-        return
 
     def describe(self) -> Ran:
         return {

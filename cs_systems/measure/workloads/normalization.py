@@ -33,7 +33,7 @@ from cs_systems.formulas.rounding import (
     NormalizationRow,
 )
 from cs_systems.machine.device import Device
-from cs_systems.measure.workloads import Cell, Unavailable
+from cs_systems.measure.workloads import Cell, Unavailable, Workload
 from cs_systems.measure.workloads._sums import DTYPES, pairwise, sequential
 from cs_systems.record import Ran
 
@@ -143,7 +143,7 @@ def _row_errors(exact: Tensor, low: Tensor) -> Tensor:
     return torch.where(low.isfinite().all(-1), errors, torch.inf)
 
 
-class Normalization:
+class Normalization(Workload):
     """Workload that fills the tables `normalization` and `normalization_range`."""
 
     def __init__(self, cell: Cell, device: Device) -> None:
@@ -155,9 +155,6 @@ class Normalization:
         generator = torch.Generator().manual_seed(config.seed)
         self.normal = torch.randn(ROWS, D, generator=generator, dtype=torch.float64).to(device.torch)
         self._tables: dict[str, Sequence[Row]] = {}
-
-    def prepare(self) -> None:
-        return
 
     def step(self) -> Iterator[tuple[str, Callable[[], None]]]:
         yield "error", self._error
@@ -235,9 +232,6 @@ class Normalization:
             "finite": float(finite.double().mean()),
             "unit_roundoff": torch.finfo(self.dtype).eps / 2,
         }
-
-    def cost(self) -> None:
-        return None
 
     def tables(self) -> Tables:
         return self._tables

@@ -42,7 +42,7 @@ SHARE_FOR_FLOAT64 = 0.8  # share of the memory; the rest is for allocations that
 BYTES_OF_FLOAT64 = 8
 
 
-class PrecisionError:
+class PrecisionError(Workload):
     """Workload that compares one step in the config's precision with its reference."""
 
     def __init__(self, cell: Cell, device: Device) -> None:
@@ -144,9 +144,6 @@ class PrecisionError:
             "underflow_share": lost / exact if exact else None,
             "nonfinite_share": nonfinite / elements if elements else None,
         }
-
-    def cost(self) -> None:
-        return None
 
     def tables(self) -> Tables:
         return PRECISION_ERROR.filled(self.rows)

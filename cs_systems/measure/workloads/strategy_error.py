@@ -27,7 +27,7 @@ from cs_systems.core.tables import Tables
 from cs_systems.core.validation import settings
 from cs_systems.machine import process_group
 from cs_systems.machine.device import Device
-from cs_systems.measure.workloads import Cell, Unavailable
+from cs_systems.measure.workloads import Cell, Unavailable, Workload
 from cs_systems.measure.workloads._language_model import is_language_model, of_sizes
 from cs_systems.model.training.losses import cross_entropy
 from cs_systems.model.transformer import BasicTransformerLM
@@ -38,7 +38,7 @@ SGD: Any = torch.optim.SGD
 OPTIONS = {"lr": 0.1, "momentum": 0.9}
 
 
-class StrategyError:
+class StrategyError(Workload):
     """Workload that trains once in each process on the whole batch, and once on all ranks."""
 
     def __init__(self, cell: Cell, device: Device) -> None:
@@ -149,9 +149,6 @@ class StrategyError:
         off = (mine - first).norm()
         dist.all_reduce(off, dist.ReduceOp.MAX)
         return float(off)
-
-    def cost(self) -> None:
-        return None
 
     def tables(self) -> Tables:
         return STRATEGY_ERROR.filled(self.rows)

@@ -17,14 +17,14 @@ from torch import Tensor
 from cs_systems.analysis.comparison.precision import TRAINING_CURVE, TrainingCurveRow
 from cs_systems.core.tables import Tables
 from cs_systems.machine.device import Device
-from cs_systems.measure.workloads import Cell
+from cs_systems.measure.workloads import Cell, Workload
 from cs_systems.measure.workloads.train_step import TrainStep
 from cs_systems.record import Ran
 
 ALPHABET, SUCCESSORS = 64, 4
 
 
-class TrainingCurve:
+class TrainingCurve(Workload):
     """Workload of `config.steps` training steps; its table holds the loss of each."""
 
     def __init__(self, cell: Cell, device: Device) -> None:
@@ -63,9 +63,6 @@ class TrainingCurve:
         assert self.train.loss is not None
         loss, skipped = float(self.train.loss.detach()), scale is not None and scaler.get_scale() < scale
         self.rows.append({"step": len(self.rows), "loss": loss, "loss_scale": scale, "skipped": skipped})
-
-    def cost(self) -> None:
-        return None
 
     def tables(self) -> Tables:
         return TRAINING_CURVE.filled(self.rows)
