@@ -1,4 +1,4 @@
-"""Python's garbage collector, held back where its scans would take time."""
+"""Context in which Python's garbage collector is off, for code in which its scans would take time."""
 
 from __future__ import annotations
 

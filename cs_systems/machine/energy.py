@@ -1,7 +1,7 @@
 """Energy of a device between two moments, from its energy counter; None if there is none that can be read.
 
 On NVIDIA GPUs since Volta, NVML counts the millijoules of the board since the driver was loaded. On a CPU, RAPL counts
-the microjoules of each package in /sys/class/powercap; most systems let only root read it. NVML moves its counter every
+the microjoules of each package in /sys/class/powercap; most systems let only root read it. NVML updates it every
 20 to 100 ms, so a window is off by up to that at both ends: it is read once around all timed steps, never around one.
 """
 

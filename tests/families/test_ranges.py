@@ -17,7 +17,7 @@ from cs_systems.config import Phase
 from cs_systems.core.range_names import UNATTRIBUTED
 from cs_systems.instrument.hooks import annotated
 from cs_systems.instrument.structure import named_modules
-from cs_systems.readers.forms.modules import beside, read_beside, unpacked
+from cs_systems.readers.forms.modules import modules_file, read_beside, unpacked
 from tests.families.conftest import Made
 from tests.families.recording import recorded
 from tests.instrument.test_hooks import Journal
@@ -101,7 +101,7 @@ def test_tree_sums_the_blocks_of_a_list(made: Made, tmp_path: Path) -> None:
 def test_a_table_of_modules_from_outside_is_checked(tmp_path: Path) -> None:
     for text in (None, 3, "", "not base64!", "eJw="):
         assert unpacked(text) is None
-    file = beside(tmp_path / "a.sqlite")
+    file = modules_file(tmp_path / "a.sqlite")
     for content in ("", "[", "{}", "[]", "[3]", '[{"path": 3}]', '[{"path": "a", "class": "b", "range": "c"}]'):
         file.write_text(content)
         assert read_beside(tmp_path / "a.sqlite") is None

@@ -113,12 +113,12 @@ class StepTensors:
             return alive
         later = (alive.get("gradients", 0) + alive.get("optimizer_state", 0)) / self.weights
         cached = max(self.wide, self.score_matrix, self.copies(self.feed_forward_weights // 3))
-        beside = sum(
+        rounded = sum(
             round(rounding(size, count) * (1 + (later if size > cached else 0))) for size, count in self.matrices
         )
         return {
             "cublas_workspaces": threads * CUBLAS_WORKSPACE_BYTES,
-            "rounding": beside,
+            "rounding": rounded,
             **alive,
         }
 
@@ -143,8 +143,8 @@ class StepTensors:
         These are the output of attention, the outputs of the linear layers, or both.
         """
         attention, linear = self.hidden + self.log_sum_exp, 5 * self.hidden + 2 * self.wide
-        beside = {None: 0, "attention": attention, "matmul": linear, "products": attention + linear}[segment.keeps]
-        return Kept(self.residual + segment.blocks * beside)
+        outputs = {None: 0, "attention": attention, "matmul": linear, "products": attention + linear}[segment.keeps]
+        return Kept(self.residual + segment.blocks * outputs)
 
     def copies(self, weights: int) -> int:
         """Return the bytes of the copies that autocast makes of fp32 `weights` (bytes)."""

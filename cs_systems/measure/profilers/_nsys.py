@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from cs_systems.core.diagnostic import Diagnostic, diagnostic
 from cs_systems.measure.profilers import ProfileLost, Unavailable
 from cs_systems.readers._nsys import PUSH_POP
-from cs_systems.readers.forms.modules import beside
+from cs_systems.readers.forms.modules import modules_file
 from cs_systems.readers.nsys import EXPORT
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
             "nsys requires the package nvtx, because this PyTorch is built without CUDA; run pip install nvtx==0.2.11"
         ) from None
     if model is not None:
-        beside(Path(f"{out}.sqlite")).write_text(json.dumps(as_table(rows(model))), encoding="utf-8")
+        modules_file(Path(f"{out}.sqlite")).write_text(json.dumps(as_table(rows(model))), encoding="utf-8")
     torch.cuda.profiler.start() if device.is_cuda else ranges.push(CAPTURE)
     try:
         with annotated(ranges, model):

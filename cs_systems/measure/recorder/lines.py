@@ -161,7 +161,7 @@ def lines_of(samples: Sequence[Sample], steps: int) -> dict[str, float]:
 
 
 def without_usual(samples: Sequence[Sample], steps: int, usual: Usual) -> list[Sample]:
-    """Return the samples, with the weight beyond what `steps` usual steps spend in the same place."""
+    """Return the samples with only the time beyond what `steps` usual steps spend in the same place."""
     by_line = bool(usual.lines_s)
 
     def place(sample: Sample) -> str | None:

@@ -31,7 +31,7 @@ _SMALL_BYTES = 512  # a scalar in a larger storage shares it with other tensors,
 
 
 class _Scalar(NamedTuple):
-    """Value in memory outside the graph; `Tensor.detach` would add an operator that the loop itself does not run."""
+    """Place of a scalar in memory; `Tensor.detach` would add an operator that the loop itself does not run."""
 
     storage: torch.UntypedStorage
     offset: int

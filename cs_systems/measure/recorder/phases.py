@@ -63,7 +63,7 @@ class Clocks:
         return self.device.mark(), self.host()
 
     def lag_s(self, mark: Any, host_s: float) -> float:
-        """Return how long after `host_s`, at which the host recorded the mark, the device reached it."""
+        """Return the time in s from `host_s`, when the host recorded the mark, until the device reached it."""
         (begin, begun_s), (end, ended_s) = self._begin, self._end
         stage_s = self.device.between_s(begin, end)
         rate = (ended_s - begun_s) / stage_s if stage_s > 0 else 1.0

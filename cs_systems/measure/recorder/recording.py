@@ -241,7 +241,7 @@ class Recording:
         self._finish()
 
     def _give_way(self) -> None:
-        """End our profile without a result, because the program begins its own; retry after that one has ended."""
+        """End this profile without a result, because the program begins its own; retry after that one has ended."""
         stage = self._stages[0]
         self._leave_region()
         self._writer.remove_files(stage)

@@ -114,7 +114,7 @@ class Sampler:
         self._step = None
 
     def sample_all(self, wanted: bool) -> None:
-        """Begin, or end, to sample every step from its begin."""
+        """Begin or end sampling each step from its start."""
         if wanted == self._samples_all:
             return
         self._samples_all = wanted

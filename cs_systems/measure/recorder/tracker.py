@@ -56,8 +56,8 @@ class Tracker(Guest):
         is_cuda: the loop runs on a GPU.
         timeline: boundaries of this step.
         idle: the phase in which a step begins.
-        stepped: the optimizer was entered in this step.
-        seen: all phases that were entered.
+        stepped: the optimizer's phase began in this step.
+        seen: all phases that have begun so far.
         calls: the number of calls of the models in this step by the result of `call_of`.
         iterators: the number of iterators that data loaders began in this step.
         has_ranges: each phase is also a range of the active profiler.

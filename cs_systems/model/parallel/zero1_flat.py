@@ -157,7 +157,7 @@ class FlatShardedOptimizer(ShardedOptimizer):
 
     @property
     def of_parts(self) -> torch.optim.Optimizer:
-        """Optimizer of this rank's parts, in which a gradient scaler finds the gradients, not in `param_groups`."""
+        """Optimizer of this rank's parts: a gradient scaler finds the gradients here, not in `param_groups`."""
         assert self._local is not None
         return self._local
 

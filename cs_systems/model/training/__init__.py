@@ -1,4 +1,1 @@
-"""Loss, optimizers, fp8 layers and checkpointing of a training step; `parts/` has faster versions of its parts.
-
-`losses`, `optimizers`, `fp8` linear layers, and activation `checkpointing`.
-"""
+"""Loss, optimizers, fp8 linear layers and activation checkpointing of a training step; `parts/` has faster parts."""

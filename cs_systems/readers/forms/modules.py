@@ -83,13 +83,13 @@ def unpacked(text: Any) -> Modules | None:
         return None
 
 
-def beside(path: Path) -> Path:
+def modules_file(path: Path) -> Path:
     """Return the path of the file that holds the modules of an nsys trace."""
     return path.with_name(f"{path.name.removesuffix('.sqlite').removesuffix('.nsys-rep')}.modules.json")
 
 
 def read_beside(path: Path) -> Modules | None:
-    file = beside(path)
+    file = modules_file(path)
     try:
         if not file.is_file() or file.stat().st_size > LARGEST_BYTES:
             return None
