@@ -6,8 +6,8 @@ bf16 there and fp32 on CUDA. Operations inside a composed function of torch.nn.f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 from unittest.mock import patch
@@ -65,22 +65,22 @@ class _CudaAutocast(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-@contextmanager
-def cuda_autocast() -> Iterator[None]:
+def cuda_autocast() -> AbstractContextManager[None]:
     """Make autocast on a CPU give the dtypes of CUDA's autocast, inside the block."""
-    with ExitStack() as stack:
-        stack.enter_context(mode := _CudaAutocast())
-        # torch calls the engine with the mode off, and checkpoints run forward again inside it
-        run_engine = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
-        stack.enter_context(patch("torch.autograd._engine_run_backward", inside(mode, run_engine)))
-        yield
+    return also_in_backward(_CudaAutocast())
 
 
-def inside(mode: TorchFunctionMode, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function, wrapped so that it runs with the mode on."""
+@contextmanager
+def also_in_backward(mode: TorchFunctionMode) -> Iterator[None]:
+    """Turn a mode on inside the block, also where checkpoints run forward again in a backward pass.
+
+    torch itself calls autograd's engine with the mode off.
+    """
+    run_engine = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with mode:
-            return function(*args, **kwargs)
+            return run_engine(*args, **kwargs)
 
-    return run
+    with mode, patch("torch.autograd._engine_run_backward", run):
+        yield

@@ -7,7 +7,7 @@ other tensors there than on CUDA, this mode replaces it by operations that keep 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -21,7 +21,7 @@ from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
 
 from cs_systems.formulas import sdpa
 from cs_systems.instrument import recurrent
-from cs_systems.instrument.cuda_autocast import inside, widened, widens
+from cs_systems.instrument.cuda_autocast import also_in_backward, widened, widens
 from cs_systems.machine.device import resolve
 
 _DROPOUTS: tuple[Callable[..., Any], ...] = (F.dropout, torch.dropout)
@@ -255,11 +255,7 @@ def _is_by_class(args: tuple[Any, ...]) -> bool:
 def like_cuda() -> Iterator[None]:
     """Run the CPU's operations inside the block with the tensors that they have on CUDA."""
     devices = [*_get_foreach_kernels_supported_devices(), "cpu"]
-    with ExitStack() as stack:
-        # torch's optimizers update all parameters at once on CUDA, and one by one on a CPU.
-        stack.enter_context(patch("torch.optim.optimizer._get_foreach_kernels_supported_devices", lambda: devices))
-        stack.enter_context(mode := _LikeCuda())
-        # torch calls the engine with the mode off, and checkpoints run forward again inside it
-        run_engine = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
-        stack.enter_context(patch("torch.autograd._engine_run_backward", inside(mode, run_engine)))
+    # torch's optimizers update all parameters at once on CUDA, and one by one on a CPU.
+    at_once = patch("torch.optim.optimizer._get_foreach_kernels_supported_devices", lambda: devices)
+    with at_once, also_in_backward(_LikeCuda()):
         yield
