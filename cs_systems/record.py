@@ -264,9 +264,8 @@ def make_key(config: RunConfig, repeat: int, environment: Environment) -> str:
 class RunRecord(Displayed):
     """Result of one cell.
 
-    `results` holds small plain tables. `artifacts` holds paths relative to the record's
-    folder. With `predicted`, the status is a prediction and nothing ran (`--skip-oom`,
-    or a cell larger than the host).
+    `results` holds small plain tables. `artifacts` holds paths relative to the record's folder. With `predicted`, the
+    status is a prediction and nothing ran (`--skip-oom`, or a cell larger than the host).
     """
 
     key: str
@@ -282,6 +281,12 @@ class RunRecord(Displayed):
     predicted: bool = False
     origin: Origin | None = None  # None before it is written
     schema_version: int = SCHEMA_VERSION
+
+    @classmethod
+    def of(cls, config: RunConfig, repeat: int, environment: Environment, status: str, **others: Any) -> RunRecord:
+        """Return the record of a cell with its key; `others` are the other fields."""
+        key = make_key(config, repeat, environment)
+        return cls(key, config.to_dict(), status, repeat, environment=environment, **others)
 
     @property
     def is_timing(self) -> bool:

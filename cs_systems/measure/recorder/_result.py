@@ -28,7 +28,7 @@ from cs_systems.measure.recorder.inputs import StepInputs, are_different, batche
 from cs_systems.measure.recorder.observers import Found
 from cs_systems.measure.recorder.phases import BACKWARD, FORWARD, WAITING, in_order
 from cs_systems.measure.recorder.subject import Subject
-from cs_systems.record import Environment, Measurement, Ran, Row, RunRecord, Sample, make_key
+from cs_systems.record import Environment, Measurement, Ran, Row, RunRecord, Sample
 
 
 def aligned(samples: Sequence[Sample], phases: Iterable[str] | None = None) -> tuple[Sample, ...]:
@@ -97,22 +97,9 @@ def success(
     known = {"precision": precision, "graph_breaks": len(noted) or None}
     ran = cast(Ran, {**subject.ran(), **counts, **{name: value for name, value in known.items() if value}})
     broken = GRAPH_BREAKS.filled(breaks) if breaks else {}
-    return RunRecord(
-        key=make_key(config, repeat, after),
-        config=config.to_dict(),
-        status="ok",
-        repeat=repeat,
-        environment=after,
-        measurement=measurement,
-        warnings=tuple({caveat.code: caveat for caveat in found}.values()),
-        results={
-            "ran": [ran],
-            **broken,
-            **repeated,
-            **iterators,
-            **shown.tables,
-        },
-    )
+    warnings = tuple({caveat.code: caveat for caveat in found}.values())
+    results = {"ran": [ran], **broken, **repeated, **iterators, **shown.tables}
+    return RunRecord.of(config, repeat, after, "ok", measurement=measurement, warnings=warnings, results=results)
 
 
 def _counts(tokens: int | None, inputs: Sequence[StepInputs]) -> tuple[Ran, str]:
@@ -134,18 +121,6 @@ def _counts(tokens: int | None, inputs: Sequence[StepInputs]) -> tuple[Ran, str]
     of_each = given[0] if len({*given}) == 1 else None
     what = "the median mixes sizes" if together is None else "tokens/s is for all of them together"
     return {"tokens": of_each, "timed_tokens": together}, what if differ else ""
-
-
-def failure(config: RunConfig, environment: Environment, *, repeat: int, status: str, reason: str) -> RunRecord:
-    """Return the record of a stage without a timed step."""
-    return RunRecord(
-        key=make_key(config, repeat, environment),
-        config=config.to_dict(),
-        status=status,
-        repeat=repeat,
-        reason=reason,
-        environment=environment,
-    )
 
 
 def status_of(error: BaseException) -> str:

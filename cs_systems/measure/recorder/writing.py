@@ -11,7 +11,7 @@ from cs_systems.core.caveats import Caveat
 from cs_systems.core.tables import Tables
 from cs_systems.machine.environment import environment
 from cs_systems.measure.profilers import rank_file
-from cs_systems.measure.recorder import _ranks, _result
+from cs_systems.measure.recorder import _ranks
 from cs_systems.measure.recorder.stages import Stage
 from cs_systems.measure.recorder.subject import Subject
 from cs_systems.measure.runtime.journal import Journal
@@ -62,9 +62,8 @@ class Writer:
             file.unlink()
 
     def failure(self, stage: Stage, status: str, reason: str) -> RunRecord:
-        return _result.failure(
-            self.config(stage), self.before, repeat=self.times_done(stage), status=status, reason=reason
-        )
+        """Return the record of a stage without a timed step."""
+        return RunRecord.of(self.config(stage), self.times_done(stage), self.before, status, reason=reason)
 
     def publish(self, record: RunRecord, stage: Stage, patience_s: float) -> None:
         """Write the record of one process, or on rank 0 of all ranks; a profile's record includes the ranks' traces."""

@@ -47,7 +47,7 @@ from cs_systems.measure.workloads._batches import StepSize, differ, sizes_row
 from cs_systems.measure.workloads._foreign_errors import ForeignErrors
 from cs_systems.measure.workloads._module import ModuleStep
 from cs_systems.measure.workloads._training import Training
-from cs_systems.record import STEADY, Environment, Measurement, Ran, RunRecord, Sample, make_key, measured_by
+from cs_systems.record import STEADY, Environment, Measurement, Ran, RunRecord, Sample, measured_by
 
 Emit = Callable[[Message], object]
 # A resident workload on a further visit is compiled and allocated already; one warm-up step restores caches and clocks.
@@ -411,16 +411,8 @@ def _success(cell: _Cell, repeat: int, resident: bool) -> RunRecord:
     rounds = {"rounds": cell.config.rounds, "resident": resident if cell.config.rounds > 1 else None}
     broken = GRAPH_BREAKS.filled(breaks) if breaks else {}
     ran = cast(Ran, description | rounds | _provenance(cell.config))
-    return RunRecord(
-        key=make_key(cell.config, repeat, after),
-        config=cell.config.to_dict(),
-        status="ok",
-        repeat=repeat,
-        environment=after,
-        measurement=measurement,
-        warnings=warnings,
-        results={"ran": [ran], **broken, **_energy_table(cell), **_tables(cell, device, measured)},
-    )
+    results = {"ran": [ran], **broken, **_energy_table(cell), **_tables(cell, device, measured)}
+    return RunRecord.of(cell.config, repeat, after, "ok", measurement=measurement, warnings=warnings, results=results)
 
 
 def _with_experiments(record: RunRecord, cell: _Cell, allowed: Allowance, emit: Emit) -> tuple[RunRecord, bool]:
@@ -576,16 +568,9 @@ def _failure(cell: _Cell, repeat: int, error: Exception) -> RunRecord:
         "memory_limit_bytes": cell.config.memory_limit_bytes,
         "failed_allocation_bytes": devices.failed_allocation_bytes(error),
     }
-    return RunRecord(
-        key=make_key(cell.config, repeat, surroundings),
-        config=cell.config.to_dict(),
-        status=status,
-        repeat=repeat,
-        reason=reason,
-        environment=surroundings,
-        results={"memory": [memory]} if status == "oom" else {},
-        predicted=isinstance(error, TooLarge),
-    )
+    results: Tables = {"memory": [memory]} if status == "oom" else {}
+    predicted = isinstance(error, TooLarge)
+    return RunRecord.of(cell.config, repeat, surroundings, status, reason=reason, results=results, predicted=predicted)
 
 
 def _print(error: Exception) -> None:

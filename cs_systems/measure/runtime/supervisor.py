@@ -42,7 +42,7 @@ from cs_systems.measure.runtime.processes import (
 )
 from cs_systems.measure.runtime.ranks import Kind, NotStarted, Ranks
 from cs_systems.measure.workloads import Cell
-from cs_systems.record import Environment, RunRecord, in_words, make_key
+from cs_systems.record import Environment, RunRecord, in_words
 
 Progressed = Visit | Warming | Experimenting
 OnVisit = Callable[[RunConfig, Progressed], None]
@@ -327,8 +327,7 @@ class Supervisor:
         self, config: RunConfig, repeat: int, status: str, reason: str, results: Tables | None = None
     ) -> RunRecord:
         environment = self.environment(config.device)
-        key = make_key(config, repeat, environment)
-        return RunRecord(key, config.to_dict(), status, repeat, reason, environment, results=results or {})
+        return RunRecord.of(config, repeat, environment, status, reason=reason, results=results or {})
 
 
 def _checked(reply: CellRecord) -> RunRecord:
