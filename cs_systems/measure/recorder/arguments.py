@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,47 +16,33 @@ from cs_systems.core.validation import is_number, is_whole, shown
 from cs_systems.measure.recorder.stages import PROFILES
 
 
-def check(
-    *,
-    out: Any,
-    warmup: Any,
-    steps: Any,
-    profile: Any,
-    profile_steps: Any,
-    snapshot: Any,
-    stacks: Any,
-    tokens: Any,
-    patience_s: Any,
-    record_host: Any,
-    experiments: Any,
-    experiments_s: Any,
-    clock: Any,
-) -> None:
-    """Raise ConfigError unless all options of a recorder have a value that it can use."""
+def check(given: Mapping[str, Any]) -> None:
+    """Raise ConfigError unless all options of a recorder, by name, have a value that it can use."""
+    clock, profile, out, tokens = given["clock"], given["profile"], given["out"], given["tokens"]
     if not callable(clock):
         raise ConfigError(f"clock is {shown(clock)}; give a function that returns seconds")
     one_of("profile", profile, PROFILES)
     if not isinstance(out, str | os.PathLike) or not os.fspath(out):
         raise ConfigError(f"out is {shown(out)}; give the folder of the records")
-    for what, value in (("snapshot", snapshot), ("stacks", stacks), ("record_host", record_host)):
-        if not isinstance(value, bool):
-            raise ConfigError(f"{what} is {shown(value)}; give True or False")
-    least_profiled = 0 if profile == RunConfig.profiler and not snapshot else 1
-    counts = (("warmup", warmup, 0), ("steps", steps, 1), ("profile_steps", profile_steps, least_profiled))
-    for what, count, least in counts:
-        if not is_whole(count) or count < least:
+    for what in ("snapshot", "stacks", "record_host"):
+        if not isinstance(given[what], bool):
+            raise ConfigError(f"{what} is {shown(given[what])}; give True or False")
+    least_profiled = 0 if profile == RunConfig.profiler and not given["snapshot"] else 1
+    for what, least in {"warmup": 0, "steps": 1, "profile_steps": least_profiled}.items():
+        if not is_whole(given[what]) or given[what] < least:
             without = ", or pass profile='none' without snapshot" if what == "profile_steps" and least else ""
-            raise ConfigError(f"{what} is {shown(count)}; give a whole number, at least {least}{without}")
+            raise ConfigError(f"{what} is {shown(given[what])}; give a whole number, at least {least}{without}")
     if tokens is not None and (not is_whole(tokens) or tokens < 1):
         raise ConfigError(f"tokens is {shown(tokens)}; give the tokens or samples of a step, a whole number from 1")
-    if not is_number(patience_s) or not patience_s >= 0:
-        raise ConfigError(f"patience_s is {shown(patience_s)}; give a number of seconds, at least 0")
-    if experiments is not None and not (callable(experiments) and plugins.takes(experiments)):
-        raise ConfigError(f"experiments is {shown(experiments)}; give a function without arguments that runs a step")
-    if not is_number(experiments_s) or not experiments_s >= 0:
-        raise ConfigError(f"experiments_s is {shown(experiments_s)}; give a number of seconds, at least 0")
-    if experiments is not None and not experiments_s:
-        raise ConfigError("experiments is given, but experiments_s is 0; leave out one of them")
+    for what in ("patience_s", "experiments_s"):
+        if not is_number(given[what]) or not given[what] >= 0:
+            raise ConfigError(f"{what} is {shown(given[what])}; give a number of seconds, at least 0")
+    if (experiments := given["experiments"]) is not None:
+        if not (callable(experiments) and plugins.takes(experiments)):
+            does = "give a function without arguments that runs a step"
+            raise ConfigError(f"experiments is {shown(experiments)}; {does}")
+        if not given["experiments_s"]:
+            raise ConfigError("experiments is given, but experiments_s is 0; leave out one of them")
 
 
 def models_of(model: Any) -> list[nn.Module]:

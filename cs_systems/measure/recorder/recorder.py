@@ -90,21 +90,7 @@ class Recorder(Recording):
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         models, optimizers = arguments.models_of(model), arguments.optimizers_of(optimizer)
-        arguments.check(
-            out=out,
-            warmup=warmup,
-            steps=steps,
-            profile=profile,
-            profile_steps=profile_steps,
-            snapshot=snapshot,
-            stacks=stacks,
-            tokens=tokens,
-            patience_s=patience_s,
-            record_host=record_host,
-            experiments=experiments,
-            experiments_s=experiments_s,
-            clock=clock,
-        )
+        arguments.check(locals())
         default = " + ".join(type(m).__name__ for m in models) or "unnamed"
         name = short_name("name", default if name is None else name)
         place = Device(arguments.device_of(device, models))
