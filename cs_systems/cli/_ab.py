@@ -326,7 +326,7 @@ def _status(test: SequentialTest, standing: Standing, question: Question) -> int
         return EXIT_FAILED_ON if question.fails_undecided else 0
     if standing.verdict != "slower" or question.fails_above is None:
         return 0
-    return 0 if test.is_excluded(1 + question.fails_above, below=False) else EXIT_FAILED_ON
+    return 0 if test.is_excluded(1 + question.fails_above) else EXIT_FAILED_ON
 
 
 def _print_plan(args: Ab, sides: tuple[Program, Program], question: Question, budget_s: float) -> None:

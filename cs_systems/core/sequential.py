@@ -171,10 +171,9 @@ class SequentialTest:
         low, high = (None if limit is None else math.exp(limit) for limit in (low, high))
         return Standing(self.verdict, math.exp(center), low, high, resolution, len(self.pairs))
 
-    def is_excluded(self, ratio: float, *, below: bool) -> bool:
-        """Return whether these pairs refute that B takes this many times as long as A, or more (`below`: or less)."""
-        evidence = _Evidence.of(self.pairs, math.log(ratio))
-        return (evidence.most_above if below else evidence.most_below) >= self._exclusion
+    def is_excluded(self, ratio: float) -> bool:
+        """Return whether these pairs refute that B takes this many times as long as A, or more."""
+        return _Evidence.of(self.pairs, math.log(ratio)).most_below >= self._exclusion
 
     def _limit(self, center: float, reach: float) -> float | None:
         """Return the first refuted shift from the center in this direction; None if none is refuted."""

@@ -106,8 +106,8 @@ def test_one_sided_comparison_ends_once_that_direction_is_excluded() -> None:
     assert quiet(0.96, 9, asks=("slower",)).verdict == "not slower"
     assert quiet(1.2, 13, asks=("slower",)).verdict == "slower"
     assert quiet(1.02, 40, find=0.05).verdict == "slower"
-    assert quiet(1.02, 40, find=0.05).is_excluded(1.05, below=False)
-    assert not quiet(1.05, 40, find=0.05).is_excluded(1.05, below=False)
+    assert quiet(1.02, 40, find=0.05).is_excluded(1.05)
+    assert not quiet(1.05, 40, find=0.05).is_excluded(1.05)
 
 
 def test_orders_are_balanced_and_follow_the_seed() -> None:
