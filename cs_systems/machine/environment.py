@@ -19,7 +19,7 @@ from cs_systems.machine.device import Device
 from cs_systems.record import Environment
 
 # rooms of the package with code that cannot change a measured number
-_NOT_MEASURING = {"cli", "report", "traces", "snapshots", "comparison"}
+_NOT_MEASURING = {"cli", "report", "advise", "analysis", "readers"}
 _THROTTLE_REASONS = {
     "SwPowerCap": "power cap",
     "HwSlowdown": "hardware slowdown",
