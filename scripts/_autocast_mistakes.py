@@ -15,7 +15,7 @@ Step = Callable[[], None]
 
 
 def other_device(config: RunConfig, device: Device) -> Step:
-    """Use autocast for another device than the tensors'."""
+    """Enter autocast for a device type that the tensors are not on."""
     other = "cpu" if device.is_cuda else "cuda"
     return _step(device, lambda model, x: _under(other, lambda: model(x)))
 

@@ -3,8 +3,8 @@
 Method: each row of a committed table names a layer; the workspace is the peak of allocated memory while a pass runs,
 less what is allocated when it has returned. `ieee` is fp32 without TF32. A recurrent layer's backward pass copies the
 reserve, because its graph is kept.
-Output: the same table with what this GPU measures. The rows unet_* and resnet_* of the committed one are not by this
-script, but allocations recorded in training steps of scripts/benchmarks/foreign_memory.py.
+Output: the same table with what this GPU measures. The rows unet_* and resnet_* of the committed one do not come from
+this script: they are allocations recorded in training steps of scripts/benchmarks/foreign_memory.py.
 
     python3 scripts/benchmarks/cudnn_workspaces.py profiles/foreign_memory/convolutions.csv
     python3 scripts/benchmarks/cudnn_workspaces.py profiles/foreign_memory/recurrent.csv

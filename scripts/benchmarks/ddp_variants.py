@@ -6,7 +6,7 @@ Question: which of these makes a step shorter: larger buckets, gradients average
 Method: the ranks build one model and one optimizer. Round by round each variant wraps the model, runs two steps that
     are not timed and then the timed ones, and is taken off again; `alone` is the same step on each rank without any
     communication. A step is the slowest rank's. Then each variant's step is recorded once, apart from the timing.
-Output: a row a variant in DIR/variants.jsonl and a table: median and spread of the step, what it exposes (its median
+Output: a row per variant in DIR/variants.jsonl and a table: median and spread of the step, what it exposes (its median
     less that of `alone`), and from the recording of the slower rank hidden and exposed communication, what computing
     takes longer than alone, and how long the device waits longer.
 

@@ -352,7 +352,7 @@ def run_all(chosen: Sequence[Case], jobs: int, done: Callable[[Case, Answer, Ver
 
 
 def importable(package: str) -> bool:
-    """Return if a package is installed."""
+    """Return whether a package is installed."""
     from importlib.util import find_spec
 
     return find_spec(package) is not None
@@ -418,7 +418,7 @@ def shortened(text: str, length: int = 160) -> str:
 
 
 def main() -> int:
-    """Run the bench."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="kinds of input")
     parser.add_argument("--cases", nargs="+", default=["*"], metavar="NAME", help="names of cases, or patterns")

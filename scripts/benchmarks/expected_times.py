@@ -357,7 +357,7 @@ def _in_tf32(evidence: Evidence, seen: Any, clean: Clean) -> Row:
 
 
 def _told(evidence: Evidence, experiment: str, instead: str | None = None, host_factor: float = 1.0) -> Row:
-    """Return the duration that an experiment lets expect, or why it lets expect none."""
+    """Return the duration to expect by an experiment, or why there is none."""
     told = with_part(evidence, experiment, instead, host_factor)
     if told is not None:
         return {"expected_s": told.value, "expected_low_s": told.low, "expected_high_s": told.high}

@@ -120,7 +120,7 @@ class Followed:
 
     @property
     def least(self) -> float | None:
-        """Share of the time that stays at least, as the sentence says by its bound or expectation."""
+        """Least share of the time that stays after the remedy, by the bound or expectation in the sentence."""
         return bound(self.sentence)
 
     @property

@@ -14,7 +14,7 @@ Method: `launches` is a model of 24 blocks that are so small that a step is the 
     then the timed ones; a step is the slowest rank's, the peak the largest rank's. `alone` is the model on each rank
     without communication. All run under bf16 autocast; the sharded ones gather and reduce in bf16. A rank's rows are
     --batch-size.
-Output: a row a variant in DIR/SCALE.jsonl, DIR/SCALE.md and on the terminal, with medians and 10% and 90% quantiles.
+Output: a row per variant in DIR/SCALE.jsonl, DIR/SCALE.md and on the terminal, with medians and 10% and 90% quantiles.
     DIR is of one machine: a second run of a scale replaces the first. What was measured: profiles/fsdp_launches/.
 
     torchrun --standalone --nproc-per-node 1 scripts/benchmarks/fsdp_launches.py --scale host

@@ -3,7 +3,7 @@
 Method: every preset × context 128 … 2048 × fp32 and bf16 × {naive, flash, flash under checkpoints} × {forward, training
 step}, batch 4; one step as warm-up (the optimizer makes its state in it) and one more, the most telling cells first.
 Nothing is left out for being predicted not to fit: such a cell must end in an observed oom. Flash is sdpa_flash, in
-fp32 sdpa_efficient, which needs no compiling. The prediction is that of the code that makes the table; none of its
+fp32 sdpa_efficient, which needs no compiling. The prediction is made by the code that makes the table; none of its
 constants is fitted to a measurement. `seen` are the cells that were looked at one by one while the formulas were
 written and corrected: small and medium, and training with naive attention to context 1024. All others are held out: a
 correction comes from PyTorch's sources and the seen cells, and the held-out ones are summed up after it. The last one

@@ -1,11 +1,11 @@
 """Size of the page of 100,000 kernels, the time until it can be used, and the time of a frame.
 
 Method: the traces of nsys and of torch.profiler among the test data (3 training steps on one H200) are repeated until
-they have that many kernels, and `cs-systems analyze --format html` makes each into a page; that of torch.profiler has
+they have that many kernels, and `cs-systems analyze --format html` makes each into a page; the latter has
 eight operators for each kernel, of which the page draws the longest. Headless Chromium opens it in a new tab each
 time; the page itself says how long it took from the navigation until it was drawn and could be used (`readyMs`). Then
 the timeline is drawn anew at zooms from all steps to a thousandth of them, as a wheel would have it. The processor's
-time is that of the page's main thread, rasterisation included. A frame's is the least of all runs at its zoom: other
+time is of the page's main thread, rasterisation included. A frame's time is the least of all runs at its zoom: other
 programs on the cores lengthen even that, since they share the caches. Last, the timeline is zoomed in and out with
 every frame that the browser shows, of which there are at most 60 a second.
 Output: one line for each page, and a picture of the page of one trace as it is. The promises are under 5 MB, under 1 s,

@@ -1,8 +1,8 @@
 """Start-up time of the program, and the cost of a cell beyond its own measurement.
 
 Method: each command's --help as a process of its own, with Python's bare start beside it; then one sweep of small cells
-on one worker, of which the time from one record on disk to the next is held against what the record accounts for
-(building the workload, warm-up and timed steps). The rest is the harness: request, environment, record, disk.
+on one worker. A cell's time is from one record on disk to the next, less what the record accounts for (building the
+workload, warm-up and timed steps). This rest is the harness: request, environment, record, disk.
 Output: a markdown table; the promises are under 200 ms for --help and under 50 ms for a cell. For a quiet machine.
 
     python scripts/benchmarks/startup.py > profiles/overhead/startup.md

@@ -35,7 +35,7 @@ def profiled(configs: Iterable[RunConfig], profiler: str) -> list[RunConfig]:
 
 
 def possible(configs: Sequence[RunConfig]) -> tuple[list[RunConfig], list[str]]:
-    """Return the cells whose profiler works here, clean ones first, and a line of reason for each that does not."""
+    """Return the cells with a profiler that works here, clean ones first, and the reason for each other profiler."""
     problems = {name: plugins.get("profilers", name).problem() for name in {c.profiler for c in configs}}
     fine = [c for c in configs if problems[c.profiler] is None]
     left_out = [

@@ -24,7 +24,7 @@ def cells(base: RunConfig, strategies: Iterable[Told], worlds: Sequence[int]) ->
 
 
 def under(profiler: str, configs: Iterable[RunConfig]) -> list[RunConfig]:
-    """Return the same configs recorded.
+    """Return the same configs under a profiler.
 
     Memory is recorded from the first step on, because it allocates optimizer state.
     """
@@ -39,7 +39,7 @@ def has_streams(cell: Cell) -> bool:
 
 
 def groups(cells: Sequence[Cell]) -> list[list[RunRecord]]:
-    """Return the training cells' records, those apart that differ in more than the strategy."""
+    """Return the training cells' records, in groups that differ in strategy and ranks alone."""
     of_training = [cell.record for cell in cells if cell.record.config["workload"] == "train_step"]
     return list(parallel.groups(of_training).values())
 

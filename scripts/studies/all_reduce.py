@@ -3,7 +3,7 @@
 Question: what does a call take from 1 MiB to 1 GiB and on 1 to 6 ranks, what is paid once, and what would one
     stopwatch around both have shown?
 Method: fp32 all-reduce of 1 MB to 1 GiB on 1, 2, 4 and 6 ranks, where there are as many devices; after warm-up at the
-    same size, in medians of the slowest rank, once all ranks have met. The start of a rank's process,
+    same size, as the median of the slowest rank, from when all have met. The start of a rank's process,
     init_process_group and the first call of each size are timed apart, as is the meeting, in which ranks wait for the
     last one.
 Output: set-up, first call and a steady call side by side, with algbw and busbw as nccl-tests has them, and the link's

@@ -68,7 +68,7 @@ def dtypes(cell: Cell) -> list[Row]:
 
 
 def _given(row: Row, column: str) -> str | None:
-    """Return a dtype of a row; of an output that on CUDA, which a CPU's record predicts."""
+    """Return a dtype of a row. Of outputs it is the dtype on CUDA, which a record of a CPU predicts."""
     return _short((row.get("on_cuda") if column == "outputs" else None) or row[column])
 
 

@@ -2,10 +2,10 @@
 
 Question: how long does one pass take at each step of the ladder of scripts/_cuda_steps.py, what does the
     last fp32 step lose without one of its techniques, how busy is the chip, and how far is it from one CPU core?
-Method: batch 4, n 16384, d 64, one head, not causal, forward; then a grid of (batch, n, d). Every step is first held
-    against float64 at n 512: a wrong one ends the run. Counters by Nsight Compute at n 4096, each step's kernel once.
-    Copies from and to pinned host memory on one and on four streams, with the same kernel. The sequential C program
-    runs where that takes a second; elsewhere its time is by the rate of the largest that ran.
+Method: batch 4, n 16384, d 64, one head, not causal, forward; then a grid of (batch, n, d). Every step is first
+    compared with float64 at n 512: a wrong one ends the run. Counters by Nsight Compute at n 4096, each step's
+    kernel once. Copies from and to pinned host memory on one and on four streams, with the same kernel. The sequential
+    C program runs where that takes a second; elsewhere its time is computed from the rate of the largest that ran.
 Output: cumulative and leave-one-out times, counters, speed-up over the sequential program beside the work of a launch.
 Why: Steps that are added in one order only hide what each is worth once the others are there. A launch of few blocks
     leaves most multiprocessors idle, which the waves per multiprocessor show.

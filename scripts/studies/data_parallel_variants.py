@@ -1,9 +1,9 @@
 """Step time of the variants of data parallelism, and their best bucket size.
 
 Question: of a step on two ranks, what is communication, what of it hides behind backward, and what is only waiting?
-Method: medium in bf16 on 2 ranks, batch 4 and context 512 each: an all-reduce a parameter after backward, one flat
-    all-reduce, one a parameter as gradients become ready, buckets of 1, 10, 100 and 1000 MB, and PyTorch's DDP by
-    default and with buckets of 100 MB that gradients are views of; beside them one rank alone. Apart from the timing
+Method: medium in bf16 on 2 ranks, batch 4 and context 512 each: one all-reduce per parameter after backward, one
+    flat all-reduce, one per parameter as gradients become ready, buckets of 1, 10, 100 and 1000 MB, and PyTorch's DDP
+    by default and with buckets of 100 MB that gradients are views of; beside them one rank alone. Apart from the timing
     five of them are recorded on both ranks. All-reduces of 1 MiB to 1 GiB give latency and bandwidth.
 Output: steps, exposed and hidden communication by the recording and by the difference to one rank, why the two differ,
     waiting apart from transfer; for each bucket size what the formula predicts to be exposed and what was.

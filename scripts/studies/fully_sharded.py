@@ -1,6 +1,6 @@
 """Time and memory of full sharding, compared with data parallelism and ZeRO stage 1.
 
-Question: of 3.4 billion parameters on two ranks, what do step and memory come to, and does the communication hide?
+Question: what time and memory does a step of 3.4 billion parameters take on two ranks, and is communication hidden?
 Method: xl-2026 in bf16 on 2 ranks, batch 4 and context 512 each: DDP, ZeRO stage 1 with flat shards, full sharding
     (ours, and PyTorch's FSDP2), beside one rank alone; each timed, and apart from that recorded on both ranks, and its
     memory read after each stage of the first step. Full sharding gathers, computes and scatters in bf16.

@@ -1,6 +1,6 @@
 """Peak memory of forward and of a training step, and the owner of the largest allocation.
 
-Question: how much memory do inference and training of large take, in fp32 and bf16, and what consists of what?
+Question: how much memory do inference and training of large take, in fp32 and bf16, and what does it hold?
 Method: large with 32 layers and the preset's 36, contexts 128, 256, 512; xl and xl-2026 at 128 and 2048; two
     steps each, the second with the optimizer's state; the peak by the caching allocator, beside the closed form.
 Output: peaks, predicted and measured; of each prediction what the peak consists of; the largest allocation by name.

@@ -8,8 +8,8 @@ Method: small, medium and large (32 layers; the preset's 36 beside it at context
     within 5% of the clock's median.
 Output: by phase the clock's median with n and p10 to p90 beside both values of nsys with theirs; the idle time of
     the recorded step by cause; an explanation.
-Why: One sample of each method cannot tell a difference of method from noise. The spread of the steps by the clock
-    stands beside the difference, and why no kernel ran under nsys.
+Why: One sample of each method cannot tell a difference of method from noise. The difference is
+    shown with the spread of the steps by the clock, and with the reasons why no kernel ran under nsys.
 
     python scripts/studies/nsys_and_clock.py
 """
