@@ -231,11 +231,6 @@ def _described(kind: type) -> Iterator[Option]:
         yield Option(tuple(name.removeprefix("--") for name in names), takes, _POSITIONAL in extras)
 
 
-def options_of(kind: type) -> list[str]:
-    """Return the options of a command's dataclass, nested ones and aliases included, without dashes in front."""
-    return [name for each in described(kind) if not each.is_positional for name in each.names]
-
-
 def check_words(words: Sequence[str], kind: type) -> None:
     """Raise ConfigError for words that the parser would misread or refuse with an unclear message.
 

@@ -7,10 +7,18 @@ import importlib
 import pytest
 
 from cs_systems.cli import COMMANDS, main
-from cs_systems.cli._options import options_of
+from cs_systems.cli._options import described
 from cs_systems.cli._unknown_options import likely
 
-OPTIONS = {command: options_of(importlib.import_module(f"cs_systems.cli.{command}").ARGS) for command in COMMANDS}
+OPTIONS = {
+    command: [
+        name
+        for option in described(importlib.import_module(f"cs_systems.cli.{command}").ARGS)
+        if not option.is_positional
+        for name in option.names
+    ]
+    for command in COMMANDS
+}
 
 
 def misspelt(name: str) -> set[str]:
