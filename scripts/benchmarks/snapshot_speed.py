@@ -17,15 +17,14 @@ import gzip
 import os
 import pickle
 import platform
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from _browser import Browser, frames, zooms
+from analyze_speed import measure
 
 DATA = Path(__file__).parents[2] / "tests" / "data" / "snapshot_h200_step.pickle.gz"
 
@@ -57,17 +56,6 @@ def repeat(target: Path, events: int) -> int:
     return copies * len(trace)
 
 
-def measure(*words: str) -> tuple[float, float, float]:
-    """Return (wall s, processor s, peak memory in MB) of `cs-systems snapshot` in a process of its own."""
-    start = time.monotonic()
-    command = [sys.executable, "-m", "cs_systems", "snapshot", *words]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    _, status, used = os.wait4(process.pid, 0)
-    if status:
-        raise SystemExit(f"{' '.join(command)} failed")
-    return time.monotonic() - start, used.ru_utime + used.ru_stime, used.ru_maxrss / 1e3
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=100_000)
@@ -82,7 +70,8 @@ def main() -> None:
         print(f"{events:,} events, {path.stat().st_size / 1e6:.0f} MB\n")
         print("| what | wall s | processor s | peak MB |\n| --- | ---: | ---: | ---: |")
         for name, words in (("every table", ()), ("the page", ("--format", "html", "--output", str(page)))):
-            numbers = zip(*(measure(str(path), *words) for _ in range(args.runs)), strict=True)
+            command = [sys.executable, "-m", "cs_systems", "snapshot", str(path), *words]
+            numbers = zip(*(measure(command) for _ in range(args.runs)), strict=True)
             wall, cpu, peak = map(median, numbers)
             print(f"| {name} | {wall:.1f} | {cpu:.1f} | {peak:.0f} |", flush=True)
         views, drawn = [], []
