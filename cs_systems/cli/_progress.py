@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
-from cs_systems.config import describe
+from cs_systems.config import RunConfig, describe
 from cs_systems.core.printable import plain
 from cs_systems.core.units import human
 from cs_systems.measure.runtime.sweep import Progress
@@ -35,8 +35,25 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
-def current(progress: Progress) -> str:
-    """Return the cell that is measured now, with its round or its warm-up step; empty between cells."""
+def clock(seconds: float) -> str:
+    """Format an elapsed time in whole seconds, so that it moves also after an hour: 12 s, 4:05, 1:04:05."""
+    whole = int(seconds)
+    minutes, rest = divmod(whole, 60)
+    if not minutes:
+        return f"{rest} s"
+    return f"{minutes}:{rest:02}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+def named(config: RunConfig, same: Collection[str] = ()) -> str:
+    """Return the description of a cell without the fields `same`, which all cells of the sweep share."""
+    return plain(describe(config, same) or describe(config))
+
+
+def current(progress: Progress, same: Collection[str] = ()) -> str:
+    """Return the cell that is measured now, with its round or its warm-up step; empty between cells.
+
+    same: fields that all cells share, which are left out.
+    """
     if progress.config is None:
         return ""
     rounds = progress.config.rounds
@@ -46,7 +63,7 @@ def current(progress: Progress) -> str:
         seconds = progress.config.steps_s
         then = duration(seconds) if seconds else progress.config.steps
         place = f", warm-up step {done}/{steps}, then {then} timed"
-    return plain(describe(progress.config)) + place
+    return named(progress.config, same) + place
 
 
 def announced(count: int, cost_s: float) -> str:

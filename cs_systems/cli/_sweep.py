@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 from cs_systems.analysis.comparison.own_code import OWN_CODE, compared
 from cs_systems.cli._options import Sweep
 from cs_systems.cli._output import Interrupted, print_table, terminal_width
-from cs_systems.cli._progress import announced, current, duration, outcome, progress_lines
-from cs_systems.config import RunConfig, describe
+from cs_systems.cli._progress import announced, clock, current, duration, named, outcome, progress_lines
+from cs_systems.config import RunConfig, describe, same_fields
 from cs_systems.core.experiments import EXPERIMENTS
 from cs_systems.core.printable import labelled_command, plain, visible
 from cs_systems.core.tables import Column, Table
@@ -159,7 +159,7 @@ def measured(
     cells = options.of_share(check(configs, options.repeats, options.timeout_s))
     folder = options.claim(command)
     try:
-        with _progress() as shown:
+        with _progress(cells) as shown:
             for _ in sweep(
                 cells,
                 out=folder,
@@ -221,8 +221,8 @@ def _console(stderr: bool = False) -> Console:
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 
-def _progress() -> _Lines | _Bar:
-    return _Bar() if sys.stderr.isatty() else _Lines()
+def _progress(cells: Sequence[RunConfig]) -> _Lines | _Bar:
+    return _Bar(same_fields(cells) if len(cells) > 1 else ()) if sys.stderr.isatty() else _Lines()
 
 
 class _Lines(AbstractContextManager["_Lines"]):
@@ -243,10 +243,11 @@ class _Lines(AbstractContextManager["_Lines"]):
 class _Bar(AbstractContextManager["_Bar"]):
     """Progress bar with the elapsed time, at most twice a second: at the end of a cell, before one, and in its warm-up.
 
-    Only updates redraw it: a refreshing thread would disturb measurements.
+    Only updates redraw it: a refreshing thread would disturb measurements. A cell is named by what differs from the
+    others, so that its line fits; `same` are the fields that all cells share.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, same: Collection[str] = (), now: Callable[[], float] = time.monotonic) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as RichProgress
 
@@ -259,7 +260,7 @@ class _Bar(AbstractContextManager["_Bar"]):
             transient=True,
         )
         self._task = self._bar.add_task("starting", total=None)
-        self._clock, self._began_s, self._drawn = clock, clock(), -REDRAW_S
+        self._same, self._clock, self._began_s, self._drawn = same, now, now(), -REDRAW_S
 
     def __enter__(self) -> _Bar:
         self._bar.__enter__()
@@ -272,9 +273,9 @@ class _Bar(AbstractContextManager["_Bar"]):
         if progress.experiments:
             self._bar.console.print(announced(*progress.experiments))
         if progress.record:
-            cell = describe(progress.record.run_config)
+            cell = named(progress.record.run_config, self._same)
             self._bar.console.print(plain(f"{cell}: {outcome(progress.record)}"))
-        text = " · ".join(filter(None, [duration(self._clock() - self._began_s), current(progress)]))
+        text = " · ".join(filter(None, [clock(self._clock() - self._began_s), current(progress, self._same)]))
         due = bool(progress.record or progress.note or progress.experiments) or self._clock() - self._drawn >= REDRAW_S
         if due:
             self._drawn = self._clock()

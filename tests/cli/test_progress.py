@@ -9,8 +9,9 @@ import pytest
 
 from cs_systems.cli import _sweep
 from cs_systems.cli._output import Interrupted
+from cs_systems.cli._progress import clock as elapsed
 from cs_systems.cli._progress import current, duration, progress_lines
-from cs_systems.config import RunConfig, preset
+from cs_systems.config import RunConfig, preset, same_fields
 from cs_systems.measure.runtime.sweep import Progress
 from cs_systems.record import RunRecord
 
@@ -27,6 +28,19 @@ class Clock:
 @pytest.mark.parametrize(("seconds", "text"), [(12.3, "12 s"), (89, "89 s"), (90, "2 min"), (7200, "2.0 h")])
 def test_durations_are_short(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(12.3, "12 s"), (89, "1:29"), (245, "4:05"), (3845.9, "1:04:05")])
+def test_elapsed_time_moves_every_second(seconds: float, text: str) -> None:
+    assert elapsed(seconds) == text
+
+
+def test_cell_of_a_sweep_is_named_by_what_differs() -> None:
+    cells = [replace(CELL, strategy=name, world_size=2, warmup=5) for name in ("ddp_naive", "ddp_bucketed")]
+    assert current(Progress(0, 2, config=cells[1], warmup=(2, 5)), same_fields(cells)) == (
+        "ddp_bucketed, warm-up step 2/5, then 5 timed"
+    )
+    assert current(Progress(0, 1, config=CELL), same_fields([CELL])) == current(Progress(0, 1, config=CELL))
 
 
 def test_piped_progress_is_one_line_a_cell_with_the_elapsed_time() -> None:
@@ -46,7 +60,7 @@ def test_current_cell_names_its_round_and_warmup_step() -> None:
 
 def test_bar_is_drawn_at_most_twice_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, drawn = Clock(), list[float]()
-    bar = _sweep._Bar(clock)
+    bar = _sweep._Bar(now=clock)
     monkeypatch.setattr(bar._bar, "update", lambda *_, refresh, **__: drawn.append(clock.now) if refresh else None)
     for hundredth in range(200):
         clock.now = hundredth / 100
