@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 EXIT_NOTHING = 3
 REDRAW_S = 0.5  # shortest time between two redraws of the progress bar
+HEARTBEAT_S = 4.0  # time between two redraws while the first process starts
 
 
 class CellRow(TypedDict):
@@ -243,8 +245,8 @@ class _Lines(AbstractContextManager["_Lines"]):
 class _Bar(AbstractContextManager["_Bar"]):
     """Progress bar with the elapsed time, at most twice a second: at the end of a cell, before one, and in its warm-up.
 
-    Only updates redraw it: a refreshing thread would disturb measurements. A cell is named by what differs from the
-    others, so that its line fits; `same` are the fields that all cells share.
+    From the first update on, only updates redraw it: a refreshing thread would disturb measurements. A cell is named by
+    what differs from the others, so that its line fits; `same` are the fields that all cells share.
     """
 
     def __init__(self, same: Collection[str] = (), now: Callable[[], float] = time.monotonic) -> None:
@@ -260,14 +262,29 @@ class _Bar(AbstractContextManager["_Bar"]):
             transient=True,
         )
         self._task = self._bar.add_task("starting", total=None)
-        self._same, self._clock, self._began_s, self._drawn = same, now, now(), -REDRAW_S
+        self._same, self._now, self._began_s, self._drawn = same, now, now(), -REDRAW_S
+        self._is_started, self._starting = threading.Event(), threading.Thread()
 
     def __enter__(self) -> _Bar:
         self._bar.__enter__()
         self._bar.refresh()
+        self._starting = threading.Thread(target=self._beat, daemon=True)
+        self._starting.start()
         return self
 
+    def _beat(self) -> None:
+        """Let the elapsed time move until the first update, before which nothing is measured."""
+        while not self._is_started.wait(HEARTBEAT_S):
+            self._bar.update(self._task, description=f"{clock(self._now() - self._began_s)} · starting", refresh=True)
+
+    def _started(self) -> None:
+        """End the heartbeat."""
+        self._is_started.set()
+        if self._starting.is_alive():
+            self._starting.join()
+
     def update(self, progress: Progress) -> None:
+        self._started()
         if progress.note:
             self._bar.console.print(plain(progress.note))
         if progress.experiments:
@@ -275,13 +292,14 @@ class _Bar(AbstractContextManager["_Bar"]):
         if progress.record:
             cell = named(progress.record.run_config, self._same)
             self._bar.console.print(plain(f"{cell}: {outcome(progress.record)}"))
-        text = " · ".join(filter(None, [clock(self._clock() - self._began_s), current(progress, self._same)]))
-        due = bool(progress.record or progress.note or progress.experiments) or self._clock() - self._drawn >= REDRAW_S
+        text = " · ".join(filter(None, [clock(self._now() - self._began_s), current(progress, self._same)]))
+        due = bool(progress.record or progress.note or progress.experiments) or self._now() - self._drawn >= REDRAW_S
         if due:
-            self._drawn = self._clock()
+            self._drawn = self._now()
         self._bar.update(self._task, completed=progress.done, total=progress.total, description=text, refresh=due)
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> Any:
+        self._started()
         self._bar.__exit__(kind, value, trace)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,6 +67,25 @@ def test_bar_is_drawn_at_most_twice_a_second(monkeypatch: pytest.MonkeyPatch) ->
         clock.now = hundredth / 100
         bar.update(Progress(0, 1, config=CELL, warmup=(hundredth, 200)))
     assert drawn == [0.0, 0.5, 1.0, 1.5]
+
+
+def test_bar_moves_by_itself_only_until_the_first_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_sweep, "HEARTBEAT_S", 0.001)
+    beats, enough = list[str](), threading.Event()
+
+    def update(_: object, *, description: str, **__: object) -> None:
+        beats.append(description)
+        if len(beats) == 3:
+            enough.set()
+
+    bar = _sweep._Bar(now=Clock())
+    monkeypatch.setattr(bar._bar, "update", update)
+    with bar:
+        assert enough.wait(20)
+        bar.update(Progress(0, 1, config=CELL))
+        assert not bar._starting.is_alive()
+    assert {*beats[:-1]} == {"0 s · starting"}
+    assert beats[-1].startswith("0 s · tiny ctx")
 
 
 @pytest.mark.parametrize(
