@@ -97,10 +97,7 @@ def read(path: Path, process: int | None = None) -> Trace:
             text = Text(file, path)
             before = header(text)
             (devices, multiprocessors), modules = _devices(before), unpacked(before.get(HEADER))
-            reader = _Reader(path)
-            for batch in events(text):
-                reader.take(batch)
-                reader.refuse_too_many(file)
+            reader = _collected(file, text, path)
             if text.arrays > 1:
                 reader.limitations.append(f"it has traceEvents {text.arrays} times; the events of all are read")
             job = jobs.job(before, reader.origin_us)
@@ -129,14 +126,19 @@ def processes(path: Path) -> list[int]:
         with closing(Unpacked(path)) as file:
             text = Text(file, path)
             header(text)
-            reader = _Reader(path)
-            for batch in events(text):
-                reader.take(batch)
-                reader.refuse_too_many(file)
-            return reader.launching()
+            return _collected(file, text, path).launching()
     # reading the file will report the error
     except (ConfigError, EOFError, ValueError, OverflowError, RecursionError, OSError):
         return []
+
+
+def _collected(file: Unpacked, text: Text, path: Path) -> _Reader:
+    """Return the events of a trace after its header."""
+    reader = _Reader(path)
+    for batch in events(text):
+        reader.take(batch)
+        reader.refuse_too_many(file)
+    return reader
 
 
 def stated_job(path: Path) -> jobs.Job:

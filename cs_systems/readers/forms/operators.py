@@ -9,7 +9,7 @@ import functools
 import itertools
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,17 +104,17 @@ class Operators:
 
     def within(self, marked: Bools) -> Bools:
         """Return for each operator whether a marked operator encloses it."""
-        found, above = np.zeros(len(self), bool), self.parent.copy()
-        while (left := np.flatnonzero(above != UNKNOWN)).size:
-            found[left] |= marked[above[left]]
-            above[left] = np.where(found[left], UNKNOWN, self.parent[above[left]])
-        return found
+        return self._enclosed(lambda around, inner: marked[around])
 
     def within_equal(self, code: Ints) -> Bools:
         """Return for each operator whether an operator with the same code encloses it."""
+        return self._enclosed(lambda around, inner: code[around] == code[inner])
+
+    def _enclosed(self, matches: Callable[[Ints, Ints], Bools]) -> Bools:
+        """Return for each operator whether one around it matches it, given the indices of both."""
         found, above = np.zeros(len(self), bool), self.parent.copy()
         while (left := np.flatnonzero(above != UNKNOWN)).size:
-            found[left] |= code[above[left]] == code[left]
+            found[left] |= matches(above[left], left)
             above[left] = np.where(found[left], UNKNOWN, self.parent[above[left]])
         return found
 
