@@ -12,14 +12,13 @@ from typing import Annotated, TypedDict
 
 import numpy as np
 
-from cs_systems.analysis.attribution.kernel_families import is_collective
 from cs_systems.analysis.attribution.overlap import Intervals, Streams
 from cs_systems.config import Phase
 from cs_systems.core.range_names import meaning
 from cs_systems.core.statistics import ROUNDING_S
 from cs_systems.core.tables import Column, Table
 from cs_systems.readers.forms.jobs import kind
-from cs_systems.readers.forms.trace import Trace, steps_of
+from cs_systems.readers.forms.trace import Trace
 
 IN_TIME = 0.05  # a gather is late if computation waited for more than this share of it: kernels leave small gaps
 _PHASES = (Phase.FORWARD, Phase.BACKWARD)
@@ -49,19 +48,16 @@ def gathers(trace: Trace, step: Streams, layers: int | None, rank: int = 0) -> l
 
     layers: the number of blocks of the model, None if it is unknown.
     """
-    kernels = trace.kernels
-    chosen = np.flatnonzero(is_collective(kernels) & steps_of(kernels.launched_s, [step.step])[1])
-    chosen = chosen[np.argsort(kernels.start_s[chosen], kind="stable")]
     rows: list[GatherRow] = []
     starts, ends = step.collectives.start_s.tolist(), step.collectives.end_s.tolist()
-    for index, name, start, end in zip(chosen.tolist(), step.names, starts, ends, strict=True):
+    for index, name, start, end in zip(step.sent.tolist(), step.names, starts, ends, strict=True):
         if kind(name) != "all_gather":
             continue
         message, late_s = trace.messages.get(index), _late_s(step.computing, start, end)
         rows.append(
             {
                 "rank": rank,
-                "phase": _phase(trace, float(kernels.launched_s[index])),
+                "phase": _phase(trace, float(trace.kernels.launched_s[index])),
                 "layer": None,
                 "gathered_bytes": message.size_bytes if message else None,
                 "start_s": start,

@@ -25,7 +25,7 @@ is marked, the operators of ATen and the innermost of others are the computation
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated, NamedTuple, TypedDict
 
@@ -38,7 +38,7 @@ from cs_systems.config import ConfigError, Phase
 from cs_systems.core.range_names import COMMUNICATION, UNATTRIBUTED, meaning
 from cs_systems.core.statistics import ROUNDING_S, excess_s
 from cs_systems.core.tables import Column, Table
-from cs_systems.readers.forms.columns import Bools, Categorical, Floats, Ints
+from cs_systems.readers.forms.columns import UNKNOWN, Bools, Categorical, Floats, Ints
 from cs_systems.readers.forms.trace import Kernels, Step, Trace, steps_of
 
 GLOO = "gloo:"  # prefix of the range of each gloo collective
@@ -120,6 +120,7 @@ class Intervals(NamedTuple):
 
 
 NOTHING = Intervals(np.empty(0), np.empty(0))
+NO_KERNELS: Ints = np.empty(0, np.int64)
 
 
 def union(start_s: Floats, end_s: Floats) -> Intervals:
@@ -149,12 +150,23 @@ def _covers(intervals: Intervals, time_s: Floats) -> np.ndarray[tuple[int, ...],
 
 @dataclass(frozen=True)
 class Streams:
-    """Collectives, in order, and computation of one step on one device; times are from the step's start."""
+    """Collectives, in order, and computation of one step on one device; times are from the step's start.
+
+    Attributes:
+        step: the step, until the host's range and the device's work have ended.
+        collectives: the start and end of each, not merged.
+        names: their names.
+        computing: the computation, merged.
+        sent: index of each collective among the trace's kernels; empty without kernels.
+        computed: the kernels that compute.
+    """
 
     step: Step
-    collectives: Intervals  # not merged: the start and end of each
+    collectives: Intervals
     names: tuple[str, ...]
     computing: Intervals
+    sent: Ints = field(default_factory=NO_KERNELS.copy)
+    computed: Ints = field(default_factory=NO_KERNELS.copy)
 
     @property
     def communicating(self) -> Intervals:
@@ -188,8 +200,7 @@ def streams(trace: Trace, steps: str | None = None) -> list[Streams]:
     ranges = trace.ranges
     gloo = ranges.take(ranges.name.codes_where(lambda name: name.startswith(GLOO)))
     _, start_s, end_s = host_work(trace)
-    collectives = _Work(gloo.start_s, gloo.start_s, gloo.end_s)
-    return _cut(chosen, list(gloo.name), collectives, _Work(start_s, start_s, end_s))
+    return _cut(chosen, list(gloo.name), _Work.of_ranges(gloo.start_s, gloo.end_s), _Work.of_ranges(start_s, end_s))
 
 
 def of_kernels(trace: Trace, chosen: Sequence[Step], device: int | None = None) -> list[Streams]:
@@ -202,7 +213,7 @@ def of_kernels(trace: Trace, chosen: Sequence[Step], device: int | None = None) 
     collective = is_collective(kernels)
     copies = trace.copies if device is None else trace.copies.take(trace.copies.device == device)
     collectives, computing = _Work.of_kernels(kernels, own & collective), _Work.of_kernels(kernels, own & ~collective)
-    copied = copies.start_s, copies.start_s, copies.end_s
+    copied = _Work.of_ranges(copies.start_s, copies.end_s)
     computing = _Work(*(np.append(*columns) for columns in zip(computing, copied, strict=True)))
     names = [function.name for function in kernels.function.take(own & collective)]
     return _cut(chosen, names, collectives, computing)
@@ -214,10 +225,15 @@ class _Work(NamedTuple):
     launched_s: Floats
     start_s: Floats
     end_s: Floats
+    kernel: Ints  # index in the trace; UNKNOWN for others
 
     @classmethod
     def of_kernels(cls, kernels: Kernels, which: Bools) -> _Work:
-        return cls(kernels.launched_s[which], kernels.start_s[which], kernels.end_s[which])
+        return cls(kernels.launched_s[which], kernels.start_s[which], kernels.end_s[which], np.flatnonzero(which))
+
+    @classmethod
+    def of_ranges(cls, start_s: Floats, end_s: Floats) -> _Work:
+        return cls(start_s, start_s, end_s, np.full(len(start_s), UNKNOWN))
 
     def by_step(self, steps: Sequence[Step]) -> list[Ints]:
         """Return for each step the indices of its intervals, from one sort over all intervals."""
@@ -237,7 +253,8 @@ def _cut(chosen: Sequence[Step], names: Sequence[str], collectives: _Work, compu
         computes = union(computing.start_s[computed] - step.start_s, computing.end_s[computed] - step.start_s)
         last = max([step.end_s, *collectives.end_s[sent].tolist(), *computing.end_s[computed].tolist()])
         of_step = tuple(names[i] for i in sent.tolist())
-        found.append(Streams(step._replace(end_s=last), Intervals(start, end), of_step, computes))
+        own = (kernel[kernel != UNKNOWN] for kernel in (collectives.kernel[sent], computing.kernel[computed]))
+        found.append(Streams(step._replace(end_s=last), Intervals(start, end), of_step, computes, *own))
     return found
 
 
@@ -303,7 +320,7 @@ def picture(trace: Trace, step: Streams) -> list[Interval]:
         {"stream": "communication", "phase": None, "start_s": start, "end_s": end}
         for start, end in _joined(step.collectives, tolerance)
     ]
-    for phase, intervals in _computing_by_phase(trace, step.step).items():
+    for phase, intervals in _computing_by_phase(trace, step).items():
         rows += [
             {
                 "stream": "compute",
@@ -316,8 +333,8 @@ def picture(trace: Trace, step: Streams) -> list[Interval]:
     return rows
 
 
-def _computing_by_phase(trace: Trace, step: Step) -> dict[str, Intervals]:
-    kernels, found = trace.kernels, dict[str, Intervals]()
+def _computing_by_phase(trace: Trace, of: Streams) -> dict[str, Intervals]:
+    kernels, step, found = trace.kernels, of.step, dict[str, Intervals]()
     if not len(kernels):
         phases, start_s, end_s = host_work(trace)
         of_step = (step.start_s <= start_s) & (start_s < step.end_s)
@@ -326,12 +343,11 @@ def _computing_by_phase(trace: Trace, step: Step) -> dict[str, Intervals]:
             if own.any():
                 found[phase] = Intervals(start_s[own], end_s[own])
         return found
-    places, (_, inside) = attribute(trace), steps_of(kernels.launched_s, [step])
-    computes = ~is_collective(kernels)
+    places = attribute(trace).take(of.computed)
     for phase in dict.fromkeys(place.phase for place in places.values):
-        named = [place.phase == phase for place in places.values]
-        own = inside & computes & np.array(named)[places.codes]
-        if own.any():
+        named = np.array([place.phase == phase for place in places.values])
+        own = of.computed[named[places.codes]]
+        if len(own):
             found[phase] = Intervals(kernels.start_s[own], kernels.end_s[own])
     return found
 

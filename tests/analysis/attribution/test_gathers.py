@@ -9,9 +9,10 @@ import pytest
 
 from cs_systems import run
 from cs_systems.analysis.attribution.gathers import GATHERS, gathers
-from cs_systems.analysis.attribution.overlap import streams
+from cs_systems.analysis.attribution.overlap import picture, streams
 from cs_systems.config import RunConfig, preset
 from cs_systems.readers._kineto import read
+from tests.analysis.attribution.made import PRODUCT, Made
 from tests.analysis.attribution.test_overlap import event, kernel, write
 
 GATHER = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -51,6 +52,25 @@ def test_gathers_are_late_by_the_idle_time_before_their_end(tmp_path: Path) -> N
 def test_layers_are_unknown_if_gathers_and_blocks_differ_in_number(tmp_path: Path) -> None:
     found = read(trace(tmp_path / "t.json"))
     assert {row["layer"] for row in gathers(found, streams(found)[0], layers=3)} == {None}
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_work_of_a_step_may_end_after_the_next_step_launched(number: int) -> None:
+    """The host runs ahead: the second step launches a kernel and a gather before the first one's gather has ended."""
+    made = Made()
+    for begin_s in (1.0, 2.0):
+        made.range("step", begin_s, begin_s + 1)
+        made.range("forward", begin_s, begin_s + 1)
+        made.kernel(PRODUCT, begin_s + 0.5, begin_s + 1.25, begin_s + 0.125)
+        made.kernel(GATHER, begin_s + 1.0, begin_s + 1.5, begin_s + 0.25, stream=20)
+    trace = made.trace()
+    step = streams(trace)[number]
+    (row,) = gathers(trace, step, layers=None)
+    assert (row["start_s"], row["duration_s"], row["late_s"], row["in_time"]) == (1.0, 0.5, 0.25, False)
+    assert (step.sent.tolist(), step.computed.tolist()) == ([2 * number + 1], [2 * number])
+    assert [(one["stream"], one["start_s"], one["end_s"]) for one in picture(trace, step)] == [
+        ("communication", 1.0, pytest.approx(1.5)), ("compute", 0.5, pytest.approx(1.25)),
+    ]  # fmt: skip
 
 
 @pytest.mark.gpu
