@@ -25,19 +25,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cs_systems.analysis.attribution import overlap, timeline
+from cs_systems.analysis.attribution.collectives import collectives
 from cs_systems.analysis.attribution.distribution import distribution
+from cs_systems.analysis.attribution.gaps import causes, idle_during, silences
 from cs_systems.analysis.attribution.gathers import gathers
 from cs_systems.analysis.attribution.kernel_trials import kernel_trials
 from cs_systems.analysis.attribution.memory_ranges import memory_ranges
 from cs_systems.analysis.attribution.offload import offload
 from cs_systems.analysis.attribution.phase_gaps import launch_waits_s
 from cs_systems.analysis.attribution.product_rates import product_rates
-from cs_systems.analysis.attribution.profile import Profile, profile
+from cs_systems.analysis.attribution.profile import Profile, profile, restricted
 from cs_systems.analysis.attribution.range_tree import range_tree
 from cs_systems.analysis.attribution.recomputed import recomputed
 from cs_systems.analysis.attribution.slow_steps import beyond
 from cs_systems.analysis.attribution.step_growth import growing
-from cs_systems.analysis.attribution.usual_steps import usual_steps
+from cs_systems.analysis.attribution.usual_steps import compiling, long_calls, paced, ranges_before, usual_steps
 from cs_systems.analysis.comparison import loop_ranks, numerics, precision, profiles, strategies
 from cs_systems.analysis.comparison.loop_growth import memory_growth, time_growth
 from cs_systems.analysis.comparison.loop_start import slow_start
@@ -62,16 +64,23 @@ from cs_systems.analysis.replay import (
     HostScaled,
     InputRemoved,
     LaunchesFree,
+    Refusal,
     Replay,
     SyncRemoved,
     replayed,
+    run,
 )
+from cs_systems.analysis.replay.changes import Subject
+from cs_systems.analysis.replay.clean import INFLATIONS, by_clean, by_usual
 from cs_systems.analysis.replay.lanes import lanes
 from cs_systems.analysis.replay.ranks import Together, together
 from cs_systems.analysis.timing_caveats import launch_bound_phases, of_spread
 from cs_systems.core import statistics
 from cs_systems.core.step_kinds import step_kinds
 from cs_systems.readers import read as read_trace
+from cs_systems.readers.forms.columns import UNKNOWN, Categorical
+from cs_systems.readers.forms.operators import Operators, Signature
+from cs_systems.readers.forms.trace import Step, Trace
 from cs_systems.readers.snapshot import read as read_snapshot
 from cs_systems.record import Measurement, Sample, read_records
 from tests.analysis import drawn
@@ -81,6 +90,7 @@ from tests.analysis.diagnosis import test_rules as rules
 from tests.analysis.diagnosis import test_thresholds as thresholds
 from tests.analysis.diagnosis.whole_rows import whole
 from tests.analysis.replay.simulated import (
+    AUTOGRAD,
     MS,
     US,
     Close,
@@ -92,6 +102,7 @@ from tests.analysis.replay.simulated import (
     Machine,
     Open,
     Record,
+    Run,
     Sync,
     Wait,
     ranks,
@@ -191,6 +202,46 @@ def of_program(name: str) -> Any:
     return _of_replay(replayed(trace, steps), clean)
 
 
+def of_steps(program: Simulated) -> Any:
+    """Return all columns of a simulated program's graph, of the graph repeated and changed, and the times of both."""
+    trace, steps, step_s = simulated(program.step, 4, program.machine, program.beside)
+    trace, steps = program.change(trace, steps)
+    trace = replace(trace, overheads=[(steps[0].start_s, steps[0].start_s + 20 * US)])
+    (part,) = (made := replayed(trace, steps)).parts
+    graph, to = part.graph, Subject(trace, part.graph, part.graph.costs, steps[0].start_s)
+    clean = Clean(0.9 * step_s, {"step": 0.6 * step_s, "forward": 0.2 * step_s}, {"forward": 0.3 * step_s})
+    changes = (*CHANGES, HostScaled(0.25, "part"), SyncRemoved("part"), HostScaled(0.5, "log"), SyncRemoved("log"))
+    applied = {str(change): change.apply(to) for change in changes}
+    changed = {name: one for name, one in applied.items() if isinstance(one, Subject)}
+    costs = {name: one.costs for name, one in changed.items()} | {"clean": by_clean(to, clean)}
+    costs |= {name: by_usual(to, slowdown) for name, slowdown in INFLATIONS.items()}
+    versions = found.versions if (found := lanes(made)) else []
+    boxes = [(box.start_s, box.end_s) for version in versions for lane in version.lanes for box in lane.boxes]
+    return {
+        "refused": {name: one.reason for name, one in applied.items() if isinstance(one, Refusal)},
+        "recorded": _columns(graph.recorded), "graph": _columns(graph), "costs": _columns(graph.costs),
+        "changed": {name: _columns(one, graph.costs) for name, one in costs.items()},
+        "moved": {name: _columns(one.graph, graph) for name, one in changed.items() if one.graph is not graph},
+        "quartiles": [_columns(one, graph.costs) for one in part.quartiles],
+        "once": _columns(run.replay(graph)), "twice": _columns(run.replay(part.twice)), "boxes": _sums(boxes),
+        "repeated": _columns(part.twice) | _columns(part.twice.recorded),
+    }  # fmt: skip
+
+
+def _columns(value: Any, other: Any = None) -> dict[str, Any]:
+    """Return the sums of each field, of those that differ from another's."""
+    found = {field.name: _sums(own) for field in fields(value) if not is_dataclass(own := getattr(value, field.name))}
+    return {name: sums for name, sums in found.items() if other is None or sums != _sums(getattr(other, name))}
+
+
+def _sums(value: Any) -> list[float]:
+    """Return how many finite numbers there are, their sum and their sum weighted by position; times in µs."""
+    value = value.codes if isinstance(value, Categorical) else value
+    values = value.ravel() if isinstance(value, np.ndarray) else np.array([number for _, number in _numbers(value)])
+    found = np.nan_to_num(values / US if values.dtype.kind == "f" else values, posinf=0, neginf=0)
+    return [len(found), round(float(found.sum()), 3), round(float(found @ np.arange(1, len(found) + 1)), 3)]
+
+
 def of_program_s_ranks() -> Any:
     """Return the joint replay of three ranks, of which one computes longer."""
     steps = [(Open("forward"), Host(40 * US), *(Launch(lasts_s) for _ in range(9)), Close(), Record("made", 7),
@@ -203,16 +254,78 @@ def of_program_s_ranks() -> Any:
 
 
 class Simulated(NamedTuple):
-    """Step of a simulated program."""
+    """Step of a simulated program; `change` changes its trace, and chooses other steps."""
 
     step: tuple[object, ...]
     profiler: str = "simulation"
     machine: Machine = Machine()
     beside: tuple[object, ...] = ()
+    change: Callable[[Trace, list[Step]], tuple[Trace, list[Step]]] = lambda trace, steps: (trace, steps)
 
 
 MARKED = (Open("forward"), *FORWARD, Close(), Open("input"), Host(0.5 * MS), Close())
 BESIDE = tuple(one for _ in range(400) for one in (Host(3 * US), Launch(2 * US, 20, "softmax", 6 * US)))
+IN_BACKWARD = (Host(15 * US), *SHORT[:3], Open("forward"), Host(5 * US), Launch(9 * US), Close(), Launch(9 * US))
+ALL_KINDS = (
+    *(Open("forward"), Host(50 * US), Launch(20 * US), Launch(10 * US), Record("a", 7), Wait(20, "a"), Close()),
+    *(Launch(30 * US, 20, "softmax"), Open("log"), Host(40 * US), Launch(8 * US), Copied(12 * US, 7, "DtoH pageable")),
+    *(Close(), Run(AUTOGRAD, IN_BACKWARD), Host(10 * US), CudaGraph((6 * US, 7 * US)), Launch(5 * US)),
+    *(Record("b", 20), Sync(event="b"), Open("input"), Host(30 * US), Copied(3 * US, 21, "HtoD pinned"), Close()),
+    *(Copied(4 * US, 7, "HtoD pageable"), Free(25 * US), Launch(3 * US), Sync(stream=7), Host(20 * US), Launch(4 * US)),
+)
+
+
+def in_parts(trace: Trace, steps: list[Step]) -> tuple[Trace, list[Step]]:
+    """Return the parts of the steps, between which the host works."""
+    return trace, [Step(*one[:3]) for one in trace.ranges.named("part".__eq__) if one.start_s >= steps[0].start_s]
+
+
+def until_idle(trace: Trace, steps: list[Step]) -> tuple[Trace, list[Step]]:
+    """Return steps that end with the last of their kernels."""
+    launched_s, end_s = trace.kernels.launch_start_s, trace.kernels.end_s
+    return trace, [one._replace(end_s=float(end_s[launched_s < one.end_s].max())) for one in steps]
+
+
+def without_launches(trace: Trace, steps: list[Step]) -> tuple[Trace, list[Step]]:
+    """Return a trace that lost the launch of every fifth kernel."""
+    kernels = trace.kernels
+    lost = np.arange(len(kernels)) % 5 == 3
+    call, launch_s = np.where(lost, UNKNOWN, kernels.call), np.where(lost, np.nan, kernels.launch_start_s)
+    return replace(trace, kernels=replace(kernels, call=call, launch_start_s=launch_s)), steps
+
+
+def on_two_devices(trace: Trace, steps: list[Step]) -> tuple[Trace, list[Step]]:
+    """Return a trace whose stream 20 is of another device, and which names autograd's thread."""
+    kernels, autograd = trace.kernels, np.array([AUTOGRAD])
+    name = Signature("autograd::engine::evaluate_function: AddBackward0", None)
+    named = Operators(Categorical.of([name]), autograd, autograd, autograd)
+    return replace(trace, kernels=replace(kernels, device=np.where(kernels.stream == 20, 1, 0)), operators=named), steps
+
+
+def delayed(by_us: Sequence[float], trace: Trace, steps: list[Step], first: int = 0) -> tuple[Trace, list[Step]]:
+    """Return a trace whose device falls behind by so many µs more at each fourth kernel of the steps."""
+    at_s = np.sort(trace.kernels.start_s[trace.kernels.start_s >= steps[0].start_s])[first::4][: len(by_us)]
+    by_s = np.append(0.0, np.cumsum(by_us) * US)
+
+    def later(columns: Any) -> Any:
+        times = {name: getattr(columns, name) for name in ("start_s", "end_s")}
+        return replace(columns, **{name: s + by_s[np.searchsorted(at_s, s, "right")] for name, s in times.items()})
+
+    return replace(trace, kernels=later(trace.kernels), copies=later(trace.copies)), steps
+
+
+def of_delays(first: int) -> Any:
+    """Return what is found if delays are a bit longer than each limit, at some kernels and everywhere."""
+    found = []
+    for us in (1.5, 2.5, 3.5, 5.5, 10.5, 15.5, 20.5, 50.5, 200.5):
+        change = partial(delayed, [us, -us, -us, us] * 2, first=first)
+        machine = Machine(says_waits=first % 2 == 0)
+        everywhere = Machine(**{("launch_s", "gap_s", "return_s", "routine_s")[first]: us * US})
+        found += [Simulated(ALL_KINDS, machine=machine, change=change), Simulated(ALL_KINDS, machine=everywhere)]
+    return of_many(of_steps, found)
+
+
+IN_ONE_STREAM = tuple(one for _ in range(60) for one in (Host(11 * US), Launch(2 * US, 7, "softmax", 6 * US)))
 PROGRAMS = {
     "forward": Simulated((*MARKED, Sync(), Host(0.3 * MS)), "kineto"),
     "launches": Simulated((*MARKED, *SHORT, Host(6 * MS), *SHORT, Sync()), "nsys"),
@@ -224,6 +337,18 @@ PROGRAMS = {
     "copies": Simulated((Copied(0.3 * MS, 7, "HtoD pageable"), *FORWARD, Copied(0.2 * MS, 7, "DtoH pageable"), Sync())),
     "free": Simulated((*FORWARD, Free(40 * US), Host(0.3 * MS)), "kineto"),
     "two threads": Simulated((*SHORT, Host(0.3 * MS), Sync(stream=7)), beside=BESIDE),
+}
+ALL_PROGRAMS = PROGRAMS | {
+    "all kinds": Simulated(ALL_KINDS),
+    "all kinds, in parts": Simulated((Host(7 * US), Open("part"), *ALL_KINDS, Close(), Host(3 * US)), change=in_parts),
+    "all kinds, until idle": Simulated((*ALL_KINDS, Host(40 * US)), change=until_idle),
+    "all kinds, without launches": Simulated(ALL_KINDS, change=without_launches),
+    "all kinds, on two devices": Simulated(ALL_KINDS, change=on_two_devices),
+    "all kinds, clock ahead": Simulated(ALL_KINDS, change=partial(delayed, [6])),
+    "all kinds, clock behind": Simulated(ALL_KINDS, machine=Machine(says_waits=False), change=partial(delayed, [-6])),
+    "all kinds, delayed": Simulated(ALL_KINDS, change=partial(delayed, [2, 3, 7, 11, 40, -20, 60, -70])),
+    "one stream of two threads": Simulated((*ALL_KINDS, *SHORT, Host(20 * US)), beside=IN_ONE_STREAM),
+    "all kinds, guessed": Simulated(ALL_KINDS, "kineto", Machine(says_waits=False)),
 }
 
 
@@ -335,24 +460,83 @@ def of_draws(first: int) -> Any:
     return {str(seed): of_durations(seed) for seed in range(first, first + 10)}
 
 
-def of_drawn_trace(seed: int) -> Any:
-    found = drawn.profile_of(seed)
-    trace, usual, alone = found.trace, usual_steps(found), overlap.of_kernels(found.trace, found.steps)
+def _usual(found: Profile) -> Any:
+    usual = usual_steps(found)
+    return {field.name: getattr(usual, field.name) for field in fields(usual) if field.name != "profile"}
+
+
+def _idle(found: Profile) -> Any:
+    """Return the stretches that causes of idle time and of a start-up rest on, within and around the recording."""
+    trace, (begin_s, end_s) = found.trace, (found.steps[0].start_s, found.steps[-1].end_s)
+    inside, outside = (begin_s + drawn.TICK_S, end_s - drawn.TICK_S), (begin_s - 1.0, end_s + 1.0)
     return {
-        "tables": timeline.results(found), "page": timeline.view(found), "answer": _of_answer(of_profile(found)),
-        "usual": {field.name: getattr(usual, field.name) for field in fields(usual) if field.name != "profile"},
-        "beyond": [beyond(usual, one) for one in usual.apart if one.windows and usual.windows],
-        "growing": growing(trace.kernels, found.steps), "ranges": range_tree(found), "work": works(found),
-        "streams": [one.row() for one in alone], "picture": overlap.picture(trace, alone[0]),
-        "gathers": gathers(trace, alone[-1], 2), "offload": offload(found), "recomputed": recomputed(found),
-        "trials": kernel_trials(found), "products": product_rates(found), "memory": memory_ranges(trace),
-        "distribution": distribution(found), "waits": [launch_waits_s(found, phase) for phase in drawn.PHASES],
+        "silences": [silences(trace, *between) for between in (inside, outside)],
+        "idle": idle_during(trace.kernels, trace.calls.start_s, trace.calls.end_s),
+        "causes": [causes(trace, device, gaps) for device, gaps in found.gaps.items()],
+        "compiling": compiling(trace, *outside),
+        "calls": [long_calls(trace, *inside, drawn.TICK_S * n) for n in (1, 8)],
+        "ranges": [ranges_before(trace, end_s, drawn.TICK_S * n) for n in (1, 16)],
     }  # fmt: skip
 
 
+def _slow(found: Profile) -> Any:
+    usual = usual_steps(found)
+    return [beyond(usual, one) for one in usual.apart if one.windows and usual.windows]
+
+
+def _of_streams(found: Profile) -> Any:
+    of_all = overlap.of_kernels(found.trace, found.steps)
+    return {
+        "rows": [one.row() for one in of_all], "pictures": [overlap.picture(found.trace, one) for one in of_all],
+        "gathers": [gathers(found.trace, one, layers, 1) for one in of_all for layers in (1, 2)],
+    }  # fmt: skip
+
+
+def _steps_and_places(found: Profile) -> Any:
+    (start_s, *_), (*_, end_s) = found.steps[0][1:3], found.steps[-1][1:3]
+    one = restricted(found, found.steps[:1], device=found.devices[0])
+    return {
+        "steps": found.steps, "places": found.places.codes, "notes": found.notes, "groups": [*found.groups.values()],
+        "by step": [*found.by_step.values()], "gaps": [*found.gaps.values()], "paced": paced(found),
+        "shares": (found.phase_coverage, found.layer_coverage, found.fused_share, found.time_s, one.time_s),
+        "calls": [*collectives(found)], "within": timeline.within(found, start_s, (start_s + end_s) / 2),
+    }  # fmt: skip
+
+
+# What is found in drawn traces, by the modules that find it.
+OF_TRACES: dict[str, Callable[[Profile], Any]] = {
+    "profile, places, inferred_phases, inferred_layers, collectives": _steps_and_places,
+    "tables, host, host_gaps, module_tables and operator_table": timeline.results,
+    "timeline": timeline.view,
+    "gaps and usual_steps": _idle,
+    "usual_steps": _usual,
+    "slow_steps": _slow,
+    "step_growth": lambda found: growing(found.trace.kernels, found.steps),
+    "range_tree": range_tree,
+    "rank_work": works,
+    "overlap and gathers": _of_streams,
+    "offload, recomputed, kernel_trials and product_rates": lambda found: (
+        offload(found), recomputed(found), kernel_trials(found), product_rates(found)
+    ),
+    "memory_ranges": lambda found: memory_ranges(found.trace),
+    "distribution and phase_gaps": lambda found: (
+        distribution(found), [launch_waits_s(found, phase) for phase in drawn.PHASES]
+    ),
+    "evidence and diagnoses": lambda found: _of_answer(of_profile(found)),
+}  # fmt: skip
+
+
+def of_drawn_traces(find: Callable[[Profile], Any]) -> Any:
+    return of_many(lambda seed: find(_drawn(seed)), range(60))
+
+
+@cache
+def _drawn(seed: int) -> Profile:
+    return drawn.profile_of(seed)
+
+
 def of_drawn_program(seed: int) -> Any:
-    trace, steps, _ = simulated(drawn.program_of(seed), machine=Machine(says_waits=seed % 3 != 0))
-    return _of_replay(replayed(trace, steps))
+    return of_steps(Simulated(drawn.program_of(seed), machine=Machine(says_waits=seed % 3 != 0)))
 
 
 def of_drawn_memory(seed: int) -> Any:
@@ -416,6 +600,8 @@ def _numbers(value: Any, place: str = "") -> Iterator[tuple[str, float]]:
         value = value.tolist()
     if is_dataclass(value) and not isinstance(value, type):
         value = {field.name: getattr(value, field.name) for field in fields(value)}
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
     if isinstance(value, Mapping):
         for key, each in value.items():
             yield from _numbers(each, f"{place}/{key}")
@@ -446,14 +632,18 @@ CASES: dict[str, Callable[[], Any]] = {
     **{f"{make.__name__[3:]} of {name}": partial(make, name) for name in (SMALL, STEP, NSYS)
        for make in (of_tables, of_page, of_usual, of_replay)},
     **{f"program of {name}": partial(of_program, name) for name in PROGRAMS},
+    **{f"recorded graph, waits, run, changes and lanes of {name}": partial(of_steps, program)
+       for name, program in ALL_PROGRAMS.items()},
+    **{f"graph, waits and run with delays from kernel {first} on": partial(of_delays, first) for first in range(4)},
     "program of ranks": of_program_s_ranks,
     **{f"ranks of {name}": partial(of_job, name) for name in JOBS},
     **{f"memory of {name}": partial(of_memory, f"{name}.pickle.gz") for name in SNAPSHOTS},
     **{f"durations from {first} on": partial(of_draws, first) for first in range(0, 40, 10)},
     **{f"{make.__name__[3:].replace('_', ' ')} from {first} on": partial(of_many, make, range(first, first + count))
-       for make, count, times in ((of_drawn_trace, 20, 3), (of_drawn_program, 10, 2), (of_drawn_memory, 20, 2),
-                                  (of_drawn_loop, 100, 1), (of_drawn_evidence, 400, 1))
+       for make, count, times in ((of_drawn_program, 20, 3), (of_drawn_memory, 20, 2), (of_drawn_loop, 100, 1),
+                                  (of_drawn_evidence, 400, 1))
        for first in range(0, count * times, count)},
+    **{f"{modules} of drawn traces": partial(of_drawn_traces, find) for modules, find in OF_TRACES.items()},
     "planted faults": partial(of_many, of_planted_fault, FAULTS),
     "differences of snapshots": of_snapshots,
     "differences of traces": of_pair,
