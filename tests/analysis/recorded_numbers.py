@@ -250,7 +250,10 @@ def of_program_s_ranks() -> Any:
     recorded, _ = ranks(steps)
     joint = together([replayed(trace, own) for trace, own in recorded])
     assert isinstance(joint, Together)
-    return joint.step_s, joint.replayed_s, joint.straggler, joint.straggler_like_the_median(), joint.transfer_s
+    return {
+        "step": joint.step_s, "replayed": joint.replayed_s, "straggler": joint.straggler, "transfer": joint.transfer_s,
+        "as the median": joint.straggler_like_the_median(), "offset": joint.offset_s, "calls": _sums(joint.calls),
+    }  # fmt: skip
 
 
 class Simulated(NamedTuple):
@@ -347,6 +350,7 @@ ALL_PROGRAMS = PROGRAMS | {
     "all kinds, clock ahead": Simulated(ALL_KINDS, change=partial(delayed, [6])),
     "all kinds, clock behind": Simulated(ALL_KINDS, machine=Machine(says_waits=False), change=partial(delayed, [-6])),
     "all kinds, delayed": Simulated(ALL_KINDS, change=partial(delayed, [2, 3, 7, 11, 40, -20, 60, -70])),
+    "backward first": Simulated((Run(AUTOGRAD, IN_BACKWARD), Host(5 * US), *ALL_KINDS)),
     "one stream of two threads": Simulated((*ALL_KINDS, *SHORT, Host(20 * US)), beside=IN_ONE_STREAM),
     "all kinds, guessed": Simulated(ALL_KINDS, "kineto", Machine(says_waits=False)),
 }

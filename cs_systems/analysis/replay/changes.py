@@ -80,7 +80,7 @@ class LaunchesFree:
         if self.keeps_long:
             segment = np.where(costs.segment > LONG_S, costs.segment, segment)
         segment = np.where(inside, np.minimum(segment, costs.segment), costs.segment)
-        launched = inside[np.maximum(r.call, 0)] & to.graph.launched
+        launched = inside[r.call] & to.graph.launched
         return to._replace(
             costs=replace(
                 costs,
@@ -198,7 +198,7 @@ class CopiesOverlapped:
                 if known.all()
                 else "the trace names no copy's direction"
             )
-        directions = [name[:4] for name in r.label.values]
+        directions = [name.partition(" ")[0] for name in r.label.values]
         apart = {one: len(r.of_stream) + n for n, one in enumerate(dict.fromkeys(directions))}
         stream = np.where(moved, np.array([apart[one] for one in directions])[r.label.codes], r.stream)
         r = replace(r, stream=stream, of_stream=(*r.of_stream, *((UNKNOWN, n) for n in apart.values())))
@@ -288,7 +288,7 @@ def within(to: Subject, ranges: Ranges) -> Bools:
 
 def _choices(to: Subject) -> str:
     ranges, r = to.trace.ranges, to.graph.recorded
-    until_s = to.origin_s + float(r.end_s.max(initial=0.0))
+    until_s = to.origin_s + float(r.end_s.max())
     inside = ranges.take((ranges.end_s > to.origin_s) & (ranges.start_s < until_s))
     codes, counts = np.unique(inside.name.codes, return_counts=True)
     names = dict.fromkeys(general(inside.name.values[c]) for c in codes[np.argsort(-counts)].tolist())

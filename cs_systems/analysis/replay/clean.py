@@ -60,17 +60,17 @@ class Clean:
 
 def by_usual(subject: Subject, inflation: Inflation) -> Costs:
     """Return the costs without the time that the profiler took by the trace, and the usual slowdown of each launch."""
-    graph, overheads = subject.graph, np.array(subject.trace.overheads).reshape(-1, 2)
+    graph, overheads = subject.graph, subject.trace.overheads
+    start_s, end_s = np.array(overheads).reshape(len(overheads), 2).T
     unnamed = Categorical([""], np.zeros(len(overheads), np.int64))
     main = np.full(len(overheads), graph.recorded.main)
-    costs = less(subject.costs, 0.0, *host_in(subject, Ranges(unnamed, overheads[:, 0], overheads[:, 1], main)))
+    costs = less(subject.costs, 0.0, *host_in(subject, Ranges(unnamed, start_s, end_s, main)))
     launches = np.diff(graph.first) > 0
     own = np.where(launches, np.maximum(costs.segment, 0.0) + costs.work, 0.0)
     inflated = np.minimum(inflation.per_launch_s, (1 - 1 / inflation.ratio) * own)
     kept = 1 - np.divide(inflated, own, out=np.zeros(len(own)), where=own > 0)
-    return replace(
-        costs, segment=np.where(costs.segment > 0, costs.segment * kept, costs.segment), work=costs.work * kept
-    )
+    # a call that began before the one before had ended has a segment below 0, which stays
+    return replace(costs, segment=np.minimum(costs.segment, costs.segment * kept), work=costs.work * kept)
 
 
 def by_clean(subject: Subject, clean: Clean) -> Costs:
@@ -94,20 +94,18 @@ def by_clean(subject: Subject, clean: Clean) -> Costs:
         else:
             chosen = ranges.take(ranges.name.codes_where(partial(_means, phase)))
             inside, host = within(subject, chosen), host_in(subject, chosen)
-        if phase in clean.host_s and (own_s := float(host[0].sum() + host[1].sum())) > 0:
-            wait_s = float(waited[inside].sum())
-            # A profiler slows down launching; the program's own long work takes as long without a profiler.
-            launching = np.where(costs.segment > SILENT_S, 0.0, host[0])
+        # A profiler slows down launching; the program's own long work takes as long without a profiler.
+        launching = np.where(costs.segment > SILENT_S, 0.0, host[0])
+        if phase in clean.host_s and (launching_s := float(launching.sum() + host[1].sum())) > 0:
             alone_s = float(host[0].sum() - launching.sum())
-            left_s = clean.host_s[phase] * count - wait_s - alone_s
-            factor = max(LEAST_FACTOR, left_s / (own_s - alone_s)) if own_s > alone_s else 1.0
+            left_s = clean.host_s[phase] * count - float(waited[inside].sum()) - alone_s
+            factor = max(LEAST_FACTOR, left_s / launching_s)
             segment, work = segment - (1 - factor) * launching, work - (1 - factor) * host[1]
         if phase in clean.device_s:
-            of = inside[np.maximum(r.call, 0)] & subject.graph.launched
-            busy_s = float(duration[of].sum())
-            # otherwise the device waited, and its kernels take as long as recorded
-            if busy_s > clean.device_s[phase] * count:
-                duration[of] *= clean.device_s[phase] * count / busy_s
+            of = inside[r.call] & subject.graph.launched
+            # a device that was busy for less waited, and its kernels take as long as recorded
+            if busy_s := float(duration[of].sum()):
+                duration[of] *= min(1.0, clean.device_s[phase] * count / busy_s)
     return replace(costs, segment=segment, work=work, duration=duration)
 
 

@@ -142,9 +142,8 @@ def graph(trace: Trace, recorded: Recorded, usual: Constants = USUAL) -> Graph:
     fork = (before_call == UNKNOWN) & (np.arange(calls) > 0)
     before_call[fork] = 0  # a thread's first call begins at a recorded time of the first step
     before = befores(r)
-    call = np.maximum(r.call, 0)
-    started, returned = r.start_s[call], r.end_s[call]
-    free = np.where(before == UNKNOWN, NEVER, r.done_s[before]) if count else np.empty(0)
+    started, returned = r.start_s[r.call], r.end_s[r.call]
+    free = np.where(before == UNKNOWN, NEVER, r.done_s[before])
     launched = r.call != UNKNOWN
     same = (before != UNKNOWN) & (r.call[before] == r.call)
     node = r.node & same & launched

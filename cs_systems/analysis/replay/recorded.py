@@ -200,7 +200,7 @@ def _until_idle(steps: Sequence[Step], call: Ints, started_s: Floats, done_s: Fl
     found = []
     for step in steps:
         own = done_s[(launched >= step.start_s) & (launched < step.end_s)]
-        found.append(bool(len(own)) and abs(float(own.max()) - step.end_s) < 1e-9)
+        found.append(bool(len(own)) and float(own.max()) == step.end_s)
     return tuple(found)
 
 

@@ -7,7 +7,7 @@ An activity that ended later than the wait cannot be its cause.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -139,10 +139,10 @@ def _runs_inside(recorded: Recorded) -> Bools:
     call = recorded.call
     pageable = recorded.label.codes_where(lambda name: name.endswith("pageable"))
     known, codes = kinds(recorded)
-    blocking = np.array([one is Kind.BLOCKING_COPY for one in known] or [False])[codes[call] if len(codes) else call]
+    blocking = np.array([one is Kind.BLOCKING_COPY for one in known])[codes[call]]
     copies = recorded.kind.codes_where(lambda kind: kind != "kernel")
     # One from pageable memory begins while the host stages it, and may end when the call has just returned.
-    began = recorded.begin_s < recorded.end_s[call] + SKEW_S if len(codes) else np.zeros(len(call), bool)
+    began = recorded.begin_s < recorded.end_s[call] + SKEW_S
     return np.asarray(copies & (call != UNKNOWN) & ~recorded.lost & (pageable | blocking) & began)
 
 
@@ -153,7 +153,7 @@ def _host_waits(
         yield int(recorded.call[copy]), [copy]
     known, codes = kinds(recorded)
     launching = set(recorded.call[inside].tolist())
-    last_of_thread = _last_launches(recorded)
+    launched = _launched(recorded)
     for i in of_kind(recorded, *SYNCS, Kind.ALLOCATION).tolist():
         if i in launching:
             continue
@@ -175,7 +175,7 @@ def _host_waits(
             of = last.values() if what is Kind.STREAM_SYNC else (queue.ended(z, i, by) for z in queue.of)
             ended = [k for k in of if k is not None and start_s < recorded.done_s[k] <= by]
             found = [max(ended, key=lambda k: float(recorded.done_s[k]))] if ended else []
-            if not found and what is Kind.STREAM_SYNC and (k := last_of_thread(i)) is not None:
+            if not found and what is Kind.STREAM_SYNC and (k := _around(recorded, launched, i)[0]) is not None:
                 found = [last[int(recorded.stream[k])]]
         if found := [k for k in found if recorded.done_s[k] <= end_s + SKEW_S]:
             yield i, found
@@ -184,18 +184,22 @@ def _host_waits(
             yield ends, [k for z in queue.of if (k := queue.last(z, ends)) is not None]
 
 
-def _last_launches(recorded: Recorded) -> Callable[[int], int | None]:
-    """Return a function from a call to the last activity that its thread had launched before."""
+def _launched(recorded: Recorded) -> dict[int, tuple[Ints, Ints]]:
+    """Return (activities, their calls) that each thread launched, in order."""
     own = np.flatnonzero((recorded.call != UNKNOWN) & ~recorded.lost)
-    thread = recorded.thread[recorded.call[own]]
-    of = {number: own[thread == number] for number in np.unique(thread).tolist()}
+    call = recorded.call[own]
+    thread = recorded.thread[call]
+    return {number: (own[thread == number], call[thread == number]) for number in np.unique(thread).tolist()}
 
-    def last(before: int) -> int | None:
-        mine = of.get(int(recorded.thread[before]), own[:0])
-        at = int(np.searchsorted(recorded.call[mine], before)) - 1
-        return int(mine[at]) if at >= 0 else None
 
-    return last
+def _around(recorded: Recorded, launched: Mapping[int, tuple[Ints, Ints]], call: int) -> tuple[int | None, int | None]:
+    """Return the last activity that the thread of a call launched before it, and the first after it."""
+    thread = int(recorded.thread[call])
+    if thread not in launched:
+        return None, None
+    mine, calls = launched[thread]
+    at = int(np.searchsorted(calls, call))
+    return int(mine[at - 1]) if at else None, int(mine[at]) if at < len(mine) else None
 
 
 def _stream_waits(
@@ -204,7 +208,7 @@ def _stream_waits(
     """Return (activity → activities of other streams that it waits for, how many waits were guessed)."""
     depends: dict[int, list[int]] = defaultdict(list)
     guessed = 0
-    own = np.flatnonzero((recorded.call != UNKNOWN) & ~recorded.lost)
+    launched = _launched(recorded)
     for i in of_kind(recorded, Kind.STREAM_WAIT).tolist():
         said = by_file.get(i)
         if said and said.waiting is not None:
@@ -226,7 +230,7 @@ def _stream_waits(
                 depends[k] += tight
                 break
         else:
-            k = targets[0] if said and said.waiting is not None else _next(recorded, own, i)
+            k = targets[0] if said and said.waiting is not None else _around(recorded, launched, i)[1]
             if k is not None:
                 z = int(recorded.stream[k])
                 device = recorded.of_stream[z][0]
@@ -245,12 +249,3 @@ def _tight(recorded: Recorded, queue: Enqueued, call: int, k: int) -> list[int]:
         if m is not None and begin_s - recorded.done_s[m] < AT_ONCE_S:
             found.append(m)
     return found
-
-
-def _next(recorded: Recorded, launched: Ints, call: int) -> int | None:
-    """Return the first activity that the thread of a call launched after it."""
-    at = int(np.searchsorted(recorded.call[launched], call))
-    for k in launched[at : at + 256].tolist():
-        if recorded.thread[recorded.call[k]] == recorded.thread[call]:
-            return int(k)
-    return None

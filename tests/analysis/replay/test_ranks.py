@@ -9,7 +9,7 @@ import pytest
 
 from cs_systems.analysis.replay import Expected, FamilyScaled, Refusal, SyncRemoved, replayed
 from cs_systems.analysis.replay.ranks import Together, together
-from tests.analysis.replay.simulated import MS, US, Collective, Host, Launch, Record, Sync, Wait, ranks
+from tests.analysis.replay.simulated import MS, US, Collective, Copied, Host, Launch, Record, Sync, Wait, ranks
 
 
 def step(kernel_s: float = 30 * US, host_s: float = 40 * US) -> tuple[object, ...]:
@@ -93,6 +93,33 @@ def test_ranks_whose_collectives_end_apart_are_refused() -> None:
     found = together([one, other])
     assert isinstance(found, Refusal)
     assert found.reason.endswith("µs between ranks; at most 50 allow a replay")
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ([Launch(5 * US, name="softmax")], "kernels, so what the straggler would do in place of another is unknown"),
+        ([Copied(5 * US)], "kernels, so what the straggler would do in place of another is unknown"),
+        ([Launch(5 * US), Record("alone", 7)], "calls, so the host of the straggler cannot be compared"),
+    ],
+)
+def test_straggler_with_other_work_is_not_compared(other: list[object], reason: str) -> None:
+    answer = joint([(Launch(5 * US), *step()), (*other, *step())])[0].straggler_like_the_median()
+    assert isinstance(answer, Refusal)
+    assert answer.reason.endswith(f" different {reason}")
+
+
+def test_expectation_reaches_as_far_as_the_joint_replay_is_off() -> None:
+    found, _ = joint([step(), step(60 * US), step()])
+    parts = [replace(part, graph=replace(part.graph, unexplained_s=0.01 * number * float(part.recorded_s.max())))
+             for number, part in enumerate(found.parts)]  # fmt: skip
+    found = replace(found, parts=tuple(parts))
+    expected = found.straggler_like_the_median()
+    assert isinstance(expected, Expected)
+    off_s = 0.02 / len(parts[2].steps) * found.step_s  # of the rank with the most
+    error_s = abs(found.replayed_s / found.step_s - 1) * found.step_s if found.replayed_s else 0.0
+    assert expected.high - expected.value == pytest.approx(error_s + off_s, rel=0.05)
+    assert expected.value - expected.low == pytest.approx(error_s + off_s, rel=0.05)
 
 
 def test_ranks_with_other_collectives_are_refused() -> None:
