@@ -328,6 +328,20 @@ def of_delays(first: int) -> Any:
     return of_many(of_steps, found)
 
 
+GRAPHS = (Launch(30 * US), CudaGraph((2 * US, 9 * US, 4 * US, 3 * US, 5 * US, 6 * US, 8 * US)), Launch(2 * US, 20))
+
+
+def nodes_apart(trace: Trace, steps: list[Step]) -> tuple[Trace, list[Step]]:
+    """Return a trace in which nodes of a graph ran on three streams, some at the same time."""
+    kernels = trace.kernels
+    number = np.array([int(one.name[5:]) if one.name.startswith("node") else 0 for one in kernels.function])
+    stream = np.array([7, 20, 21, 7, 21, 20, 7])[number]
+    earlier_s = np.where((number == 2) | (number == 5), 7 * US, 0.0)
+    start_s, end_s = kernels.start_s - earlier_s, kernels.end_s - earlier_s
+    stream = np.where(number > 0, stream, kernels.stream)
+    return replace(trace, kernels=replace(kernels, stream=stream, start_s=start_s, end_s=end_s)), steps
+
+
 IN_ONE_STREAM = tuple(one for _ in range(60) for one in (Host(11 * US), Launch(2 * US, 7, "softmax", 6 * US)))
 PROGRAMS = {
     "forward": Simulated((*MARKED, Sync(), Host(0.3 * MS)), "kineto"),
@@ -350,6 +364,7 @@ ALL_PROGRAMS = PROGRAMS | {
     "all kinds, clock ahead": Simulated(ALL_KINDS, change=partial(delayed, [6])),
     "all kinds, clock behind": Simulated(ALL_KINDS, machine=Machine(says_waits=False), change=partial(delayed, [-6])),
     "all kinds, delayed": Simulated(ALL_KINDS, change=partial(delayed, [2, 3, 7, 11, 40, -20, 60, -70])),
+    "graphs on three streams": Simulated((*GRAPHS, Host(9 * US), *GRAPHS[1:], Sync()), change=nodes_apart),
     "backward first": Simulated((Run(AUTOGRAD, IN_BACKWARD), Host(5 * US), *ALL_KINDS)),
     "one stream of two threads": Simulated((*ALL_KINDS, *SHORT, Host(20 * US)), beside=IN_ONE_STREAM),
     "all kinds, guessed": Simulated(ALL_KINDS, "kineto", Machine(says_waits=False)),
@@ -524,7 +539,8 @@ OF_TRACES: dict[str, Callable[[Profile], Any]] = {
     ),
     "memory_ranges": lambda found: memory_ranges(found.trace),
     "distribution and phase_gaps": lambda found: (
-        distribution(found), [launch_waits_s(found, phase) for phase in drawn.PHASES]
+        (ranks := distribution(found)), ranks and [ranks.exposed_s(calls) for calls in (ranks.calls, ranks.calls[::2])],
+        [launch_waits_s(found, phase) for phase in drawn.PHASES]
     ),
     "evidence and diagnoses": lambda found: _of_answer(of_profile(found)),
 }  # fmt: skip

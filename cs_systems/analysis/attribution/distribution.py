@@ -65,8 +65,8 @@ class Distribution:
 
     def exposed_s(self, calls: Iterable[Collective]) -> float:
         """Return the time per step in which some of the calls run and the rank computes nothing."""
-        times = np.array([(call.start_s, call.end_s) for call in calls]).reshape(-1, 2)
-        running = union(times[:, 0], times[:, 1])
+        times = [(call.start_s, call.end_s) for call in calls]
+        running = union(*np.array(times).reshape(len(times), 2).T)
         return excess_s(running.length_s, intersection(running, self.computing).length_s) / self.steps
 
     @property

@@ -56,7 +56,8 @@ def host_gap_rows(trace: Trace, gaps: Gaps | None, steps: Sequence[Step]) -> lis
         return []
     late = ~gaps.pending & ~gaps.lost
     starts, ends = gaps.start_s[late], gaps.end_s[late]
-    silent = np.array(silences(trace, float(gaps.start_s.min()), float(gaps.end_s.max()))).reshape(-1, 2)
+    stretches = silences(trace, float(gaps.start_s.min()), float(gaps.end_s.max()))
+    silent = np.array(stretches).reshape(len(stretches), 2)
     idle_s = _covered(silent[:, 1], starts, ends) - _covered(silent[:, 0], starts, ends)
     idle_s -= _of_profiler(trace, silent, starts, ends)
     silent, idle_s = silent[idle_s > ROUNDING_S], idle_s[idle_s > ROUNDING_S]
@@ -85,7 +86,7 @@ def host_gap_rows(trace: Trace, gaps: Gaps | None, steps: Sequence[Step]) -> lis
 
 def _of_profiler(trace: Trace, silent: Floats, starts: Floats, ends: Floats) -> Floats:
     """Return the idle time of each silent stretch in which the profiler itself delayed the host."""
-    own = np.array(trace.overheads).reshape(-1, 2)
+    own = np.array(trace.overheads).reshape(len(trace.overheads), 2)
     at = np.searchsorted(silent[:, 0], own[:, 0], "right") - 1
     own, at = own[at >= 0], at[at >= 0]
     until = np.minimum(own[:, 1], silent[at, 1])
