@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cs_systems.analysis.diagnosis import WORTH, find_all
 from cs_systems.analysis.diagnosis._evidence import of_records
-from cs_systems.analysis.replay import replayed
 from cs_systems.analysis.replay.clean import Clean
 from cs_systems.analysis.replay.what_ifs import Cleanly, WhatIfRow, together
 
 if TYPE_CHECKING:
-    from cs_systems.analysis.attribution.profile import Profile
+    from cs_systems.analysis.replay import Replay
     from cs_systems.record import RunRecord
 
 
-def what_ifs(record: RunRecord, seen: Profile) -> list[WhatIfRow]:
+def what_ifs(record: RunRecord, replayed: Callable[[], Replay]) -> list[WhatIfRow]:
     """Return the durations of a step without a profiler after each remedy that a replay can carry, and combinations.
 
-    record: with the tables of the trace. seen: its trace. Empty if the record has no step without the profiler, or
-    its steps cannot be replayed.
+    record: with the tables of the trace. replayed: returns the replay of its steps. Empty if the record has no step
+    without the profiler, or its steps cannot be replayed.
     """
     clean = Clean.of(record.clean) if record.clean is not None else None
     if clean is None:
         return []
-    replay = replayed(seen)
+    replay = replayed()
     if replay.why_not is not None:
         return []
     known = Cleanly(replay, clean)

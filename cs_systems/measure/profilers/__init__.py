@@ -21,6 +21,7 @@ from cs_systems.record import RunRecord
 
 if TYPE_CHECKING:
     from cs_systems.analysis.attribution.profile import Profile
+    from cs_systems.analysis.replay import Replay
     from cs_systems.machine.device import Device
 
 
@@ -41,14 +42,14 @@ class Collected:
 
     contradiction: how the step that ran differs from the record, with its remedy. The record is then an error that
         still has its tables.
-    profile: the trace and the tables that were made from it; the record then gets a page of them.
+    profile: the trace, the tables that were made from it, and its replay; the record then gets a page of them.
     """
 
     artifacts: dict[str, Path] = field(default_factory=dict)
     results: Tables = field(default_factory=dict)
     warnings: tuple[Caveat, ...] = ()
     contradiction: str | None = None
-    profile: tuple[Profile, Tables] | None = None
+    profile: tuple[Profile, Tables, Callable[[], Replay]] | None = None
 
 
 def rank_file(out: Path, rank: int) -> Path:

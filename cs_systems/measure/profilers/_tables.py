@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Set
 from dataclasses import fields, replace
+from functools import cache, partial
 from pathlib import Path
 from statistics import median
 
@@ -14,6 +15,7 @@ from cs_systems.analysis.attribution.tables import ALL, Ceilings, Costs
 from cs_systems.analysis.attribution.timeline import COVERAGE, NOTES, OVERHEAD, CoverageRow, OverheadRow
 from cs_systems.analysis.attribution.timeline import results as analysis_results
 from cs_systems.analysis.diagnosis._recorded import what_ifs
+from cs_systems.analysis.replay import replayed
 from cs_systems.analysis.replay.what_ifs import what_if
 from cs_systems.config import MARKED_COMPILE_MODES, ConfigError
 from cs_systems.core.caveats import RECORD_AGAIN, Caveat
@@ -48,12 +50,13 @@ def tables(trace: Path, record: RunRecord) -> Collected:
     except ConfigError as error:
         return Collected(results=cost, warnings=(Caveat("no-tables", str(error), remedy),))
     results = {**analysis_results(seen, costs_of(record, families_by_phase(seen))), **cost}
+    replay = cache(partial(replayed, seen))  # takes seconds: the tables and the page share one
     if not seen.trace.kernels:
         lacks = f"{trace.name} holds no kernel: it has times of the ranges on the host, but none of the device"
         few: Tables = {name: results[name] for name in ("overhead", "ranges", "operators") if name in results}
         remedy = f"or see its operators: cs-systems analyze {trace}" if "operators" in results else ""
         caveat = Caveat("no-tables", lacks, ", ".join(filter(None, ("profile on a GPU", remedy))))
-        return Collected({}, few, (caveat,), profile=(seen, results))
+        return Collected({}, few, (caveat,), profile=(seen, results, replay))
     coverage: CoverageRow = {
         "profiler": seen.trace.profiler,
         "steps": len(seen.steps),
@@ -67,9 +70,9 @@ def tables(trace: Path, record: RunRecord) -> Collected:
     if record.run_config.compile != "none":
         meant = FUSED.format(seen.fused_share) if record.run_config.compile in MARKED_COMPILE_MODES else UNMARKED
         results |= NOTES.filled([*NOTES.of(results), {"table": "layers", "note": meant}])
-    results |= what_if.filled(what_ifs(replace(record, results={**record.results, **results}), seen))
+    results |= what_if.filled(what_ifs(replace(record, results={**record.results, **results}), replay))
     doubts = (Caveat("incomplete-trace", seen.incomplete, RECORD_AGAIN),) if seen.incomplete else ()
-    return Collected({}, results, doubts, profile=(seen, results))
+    return Collected({}, results, doubts, profile=(seen, results, replay))
 
 
 def _with_modules(trace: Trace, record: RunRecord) -> Trace:

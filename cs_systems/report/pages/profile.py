@@ -6,7 +6,7 @@ Nothing is fetched; the template escapes names from the trace, and the data is p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from cs_systems.analysis.attribution.operator_table import operators
 from cs_systems.analysis.attribution.range_tree import range_tree
 from cs_systems.analysis.attribution.tables import TABLES, has_something, mean_step_s, steps
 from cs_systems.analysis.diagnosis import NO_ANSWER, Answer, diagnose
-from cs_systems.analysis.replay import Replay, replayed
+from cs_systems.analysis.replay import Replay
 from cs_systems.analysis.replay.lanes import lanes
 from cs_systems.config import describe
 from cs_systems.core import units
@@ -44,15 +44,16 @@ if TYPE_CHECKING:
     from cs_systems.analysis.attribution.timeline import StepView, View
 
 
-def of_record(record: RunRecord, seen: Profile, results: Tables) -> str:
+def of_record(record: RunRecord, seen: Profile, results: Tables, replayed: Callable[[], Replay]) -> str:
     """Return the page of a profiled record.
 
-    seen, results: the profile of its steps, and the tables made from it, which the record may lack.
+    seen, results, replayed: the profile of its steps, the tables made from it, which the record may lack, and the
+    replay of the steps.
     """
     found = diagnose([replace(record, results={**record.results, **results})])
     ranks = RANKS.filled(rows) if (rows := RANKS.of(record.results)) else {}
     shown, title = {**results, **ranks}, describe(record.run_config)
-    return render(timeline.view(seen), shown, title, found, origins.lines([record]), replayed(seen))
+    return render(timeline.view(seen), shown, title, found, origins.lines([record]), replayed())
 
 
 def render(

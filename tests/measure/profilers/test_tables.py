@@ -54,7 +54,10 @@ def test_nsys_and_kineto_give_the_same_tables(trace: Path) -> None:
     assert found.warnings == ()
     assert found.artifacts == {}
     assert found.profile is not None
-    page = of_record(record(), *found.profile)
+    seen, made, replay = found.profile
+    assert replay() is replay()  # the steps are replayed once, for the tables and for the page
+    page = of_record(record(), seen, made, replay)
+    assert "Replay of step" in page
     assert "The median step took 2.20 s while profiled and 1.10 s before." in page
     assert f"<h1>{describe(CONFIG)}</h1>" in page
     operators = {"operators"} if trace.name.startswith("kineto") else set()  # nsys records none
