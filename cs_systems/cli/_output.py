@@ -118,7 +118,11 @@ def page_asked(args: Asked) -> Asked:
             raise ConfigError(f"--open requires --format html, got --format {args.format}; leave out one of them")
         import tempfile
 
-        output = args.output or Path(tempfile.mkdtemp(prefix="cs-systems-")) / "page.html"
+        output = (
+            args.output
+            or Path(tempfile.mkdtemp(prefix="cs-systems-"))
+            / f"{type(args).__module__.rpartition('.')[2].lstrip('_')}.html"
+        )
         args = replace(args, format="html", output=output)
     check_page(args.format, args.output)
     if args.format == "html":

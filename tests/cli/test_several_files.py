@@ -116,7 +116,7 @@ def test_open_shows_the_page_in_a_browser(
     file = {"analyze": folder / "b.json.gz", "snapshot": snapshot_path}[command]
     shown([command, file, "--open"], capsys)
     assert opened[0].startswith("file:///")
-    assert opened[0].endswith("/page.html")
+    assert opened[0].endswith(f"/{command}.html")
     shown([command, file, "--open", "--output", tmp_path / "own.html"], capsys)
     assert opened[1] == (tmp_path / "own.html").as_uri()
     assert "<canvas" in (tmp_path / "own.html").read_text()

@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from textwrap import shorten
 
-from cs_systems.config import RunConfig
+from cs_systems.config import RunConfig, describe
 from cs_systems.core.caveats import Caveat
 from cs_systems.core.display import report
 from cs_systems.measure.profilers import ProfileLost, Profiler
@@ -16,10 +17,15 @@ from cs_systems.measure.runtime.processes import worker_command
 from cs_systems.measure.workloads import Cell
 from cs_systems.record import RunRecord
 
+LONGEST_NAME = 48  # characters of a description in a file's name
+KEY = 8  # characters of a key in it
+
 
 def prefix(folder: Path, config: RunConfig, repeat: int) -> Path:
-    """Return the path prefix of the cell's files."""
-    return folder / f"{config.key()}-{repeat}"
+    """Return the path prefix of the cell's files: its description, and enough of its key to be its own."""
+    name = "-".join(re.findall(r"[\w.]+", describe(config, without={"profiler"}), re.ASCII))
+    words = shorten(name.replace("-", " "), LONGEST_NAME, placeholder="").replace(" ", "-")
+    return folder / "-".join(filter(None, [words, config.key()[:KEY], str(repeat)]))
 
 
 def launcher(cell: Cell, out: Path, *, on_cuda: bool) -> Callable[[list[str]], list[str]] | None:
@@ -53,7 +59,7 @@ def with_profile(record: RunRecord, profiler: Profiler, out: Path, *, keep: bool
         return replace(record, status="error", reason=str(error) if keep else _reason_without_files(str(error), out))
     artifacts = {what: file.name for what, file in found.artifacts.items()} if keep else {}
     if keep and found.profile is not None:
-        page = Path(f"{out}.page.html")
+        page = Path(f"{out}.html")
         page.write_text(report("pages.profile").of_record(record, *found.profile), encoding="utf-8")
         artifacts["page"] = page.name
     if found.contradiction:

@@ -249,7 +249,7 @@ def test_page_of_a_comparison_shows_verdicts_and_ratios(
     assert ">slower<" in page
     assert "http" not in re.sub(r"xmlns(:xlink)?=\"[^\"]*\"", "", page), "it fetches nothing"
     assert main(["compare", *sides, "--open"]) == 0
-    assert opened[1].endswith("/page.html")
+    assert opened[1].endswith("/compare.html")
     assert main(["compare", *sides, "--open", "--format", "csv"]) == 2
     assert "--open requires --format html, got --format csv; leave out one of them" in capsys.readouterr().err
 

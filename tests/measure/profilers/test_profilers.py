@@ -100,8 +100,8 @@ def test_profiled_cell_is_marked_and_keeps_its_trace(folder: Path, records: list
     assert "cs-systems time" in caveat.remedy
     assert clean.key != profiled.key
     assert clean.artifacts == {}
-    key = replace(TINY, profiler="kineto").key()
-    assert profiled.artifacts == {"trace": f"{key}-0.trace.json.gz", "page": f"{key}-0.page.html"}
+    name = f"tiny-ctx-64-batch-2-naive-fp32-train-step-{replace(TINY, profiler='kineto').key()[:8]}-0"
+    assert profiled.artifacts == {"trace": f"{name}.trace.json.gz", "page": f"{name}.html"}
     assert all((folder / file).is_file() for file in profiled.artifacts.values())
     assert profiled.run_config.profiler == "kineto"
 
