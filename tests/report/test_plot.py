@@ -16,6 +16,7 @@ from cs_systems.report import palette
 from cs_systems.report.figures import plot
 from cs_systems.report.figures.labels import labels
 from cs_systems.report.figures.warmup import causes
+from cs_systems.report.frame import frame
 from scripts.studies._legible import problems
 from tests.report.conftest import Build, attention_config, failed
 
@@ -196,14 +197,14 @@ def test_svg_escapes_markup_in_names(build: Build) -> None:
 def test_phases_figure_thins_out_cells_that_do_not_fit_and_counts_them(build: Build) -> None:
     records = [build(RunConfig(batch_size=n), 0.01, 1e12, 10**9) for n in range(1, 91)]
     drawn = plot.figure(records, "phases")
-    assert "10 more cells are in the table" in " ".join(drawn.axes[0].get_xlabel().split())
+    assert "78 more cells are in the table" in " ".join(drawn.axes[0].get_xlabel().split())
     names = [label.get_text() for label in drawn.axes[0].get_yticklabels()]
-    assert len(names) == 80
+    assert len(names) == 12
     assert (names[0], names[-1]) == ("batch 1", "batch 90")
     assert problems(drawn) == []
 
 
-def test_bar_ends_at_its_label_where_medians_of_phases_exceed_the_step(build: Build) -> None:
+def test_phases_are_drawn_to_scale_next_to_a_mark_of_the_step(build: Build) -> None:
     record = build(RunConfig(), 0.1, 1e12, 10**9)
     assert record.measurement is not None
     samples = [
@@ -214,9 +215,23 @@ def test_bar_ends_at_its_label_where_medians_of_phases_exceed_the_step(build: Bu
     (axes,) = plot.figure([record], "phases").axes
     ends = [patch.get_x() + patch.get_width() for patch in axes.patches]
     label = axes.texts[0].get_text()
-    assert label == f"{max(ends):.0f} ms"
     assert axes.texts[0].get_position()[0] > max(ends)
-    assert "bar: median of the step, phases scaled to fill it" in axes.get_xlabel()
+    assert "bar: medians of the phases; mark: of the step" in axes.get_xlabel()
+    step = frame([record]).set_index("phase")["median_s"]
+    assert label == f"{1e3 * step['step']:.0f} ms"
+    widths = {container.get_label(): container[0].get_width() for container in axes.containers}
+    assert widths["backward"] == pytest.approx(1e3 * step["backward"])
+    (mark,) = [line for line in axes.lines if line.get_marker() == "|"]
+    assert list(mark.get_xdata()) == pytest.approx([1e3 * step["step"]])
+
+
+def test_bars_of_steps_that_differ_too_much_show_the_shares_of_the_phases(build: Build) -> None:
+    records = [build(RunConfig(batch_size=n), time_s, 1e12, 10**9) for n, time_s in ((1, 0.0001), (2, 0.1))]
+    (axes,) = plot.figure(records, "phases").axes
+    assert axes.get_xlabel().startswith("% of the step")
+    ends = [sum(bar[y].get_width() for bar in axes.containers) for y in (0, 1)]
+    assert ends == pytest.approx([100, 100], rel=0.1)
+    assert [text.get_text() for text in axes.texts] == ["120 µs", "100 ms"]
 
 
 def test_legend_of_many_short_phases_is_not_cut(build: Build) -> None:
@@ -272,7 +287,7 @@ def test_figure_of_streams_names_the_median_step_that_it_shows() -> None:
 
 def test_figure_in_a_page_takes_the_colors_of_the_page(train_records: list[RunRecord]) -> None:
     drawn = plot.svg(train_records, "phases")
-    assert "var(--green)" in drawn
+    assert "var(--teal)" in drawn
     assert not {shade.light for shade in palette.SHADES.values()} & set(re.findall("#[0-9a-f]{6}", drawn))
 
 

@@ -20,15 +20,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_BARS = 80  # most bars: more would be taller than a page; the table has all cells
-MANY_BARS = 24  # number of bars from which they are drawn thinner
+MOST_BARS = 12  # of more, nobody compares the lengths; the table has all cells
+FLAT = 50  # times: bars that are this much shorter than the longest show no phases; each then fills the width
 LEAST_LABELLED = 6  # percent: smallest segment of a bar with room for its number
 
 
 def phases(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     """Draw step time by phase: a stacked bar per cell with p10 to p90, or the reason why the cell failed.
 
-    A bar is as long as the step's median. Medians do not add up, so the phases' medians are scaled to fill it.
+    Every phase is as long as its own median. Medians do not add up, so a mark shows the step's median. Of cells whose
+    steps differ too much for one scale, each bar shows the shares of the phases.
     """
     apart = varying(data)[0]
     cells, hidden = _shown(in_order(data.drop_duplicates("record")))
@@ -38,29 +39,35 @@ def phases(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     drawn, axes = _panel(len(cells))
     parts = {name: _of_phase(data, name, cells)["median_s"].fillna(0).tolist() for name in names}
     parts["outside the phases"] = steps["wall_minus_phases_s"].clip(lower=0).fillna(0).tolist()
-    medians, lows, highs = ((steps[c] / unit.factor).tolist() for c in ("median_s", "p10_s", "p90_s"))
-    sums = [sum(of_cell) for of_cell in zip(*parts.values(), strict=True)]
+    times = steps["median_s"].tolist()
+    known = [time for time in times if time == time]
+    in_shares = bool(known) and max(known) > FLAT * min(known)
+    scales = [100 / time if in_shares and time else 1 / unit.factor for time in times]
+    medians, lows, highs = (
+        [time * scale for time, scale in zip(steps[c], scales, strict=True)] for c in ("median_s", "p10_s", "p90_s")
+    )
     left = [0.0] * len(cells)
     looks = _looks(names) | {"outside the phases": palette.paint("outside")}
     for name, of_phase in parts.items():
         if not any(of_phase):
             continue
-        shares = zip(of_phase, sums, medians, strict=True)
-        widths = [part / whole * median if whole and median == median else 0.0 for part, whole, median in shares]
+        drawn_s = zip(of_phase, scales, medians, strict=True)
+        widths = [part * scale if median == median else 0.0 for part, scale, median in drawn_s]
         axes.barh(range(len(cells)), widths, left=left, label=name, height=0.72, **filled(looks[name]))
         left = [a + b for a, b in zip(left, widths, strict=True)]
-    reach = max((v for v in (*highs, *medians) if v == v), default=1.0)
+    reach = max((v for v in (*highs, *medians, *left) if v == v), default=1.0)
     for y, (cell, median, low, high) in enumerate(zip(cells.to_dict("records"), medians, lows, highs, strict=True)):
         measured = median == median
         if measured:
             axes.plot([low, high], [y, y], color=INK, linewidth=1.4)
-        label = f"{units.significant(median)} {unit.label}" if measured else _failure_label(cell)
-        axes.text((max(high, median) if measured else 0) + 0.012 * reach, y, label, va="center", fontsize=9)
+            axes.plot([median], [y], "|", color=INK, markersize=11, markeredgewidth=1.4)
+        label = _time(times[y], unit, in_shares) if measured else _failure_label(cell)
+        axes.text((max(high, left[y]) if measured else 0) + 0.012 * reach, y, label, va="center", fontsize=9)
     axes.set_yticks(range(len(cells)), labels(cells, apart))
     axes.set_xlim(0, reach * 1.16)
     more = f"; {hidden} more cells are in the table" if hidden else ""
-    bar = "bar: median of the step, phases scaled to fill it"
-    axes.set_xlabel(f"{unit.label} ({bar}; line: p10 to p90{more})", loc="right")
+    bar, axis = "bar: medians of the phases; mark: of the step", "% of the step" if in_shares else unit.label
+    axes.set_xlabel(f"{axis} ({bar}; line: p10 to p90{more})", loc="right")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     axes.grid(axis="x")
     return with_legend(drawn, axes)
@@ -93,11 +100,9 @@ def families(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
 
 def _panel(bars: int) -> tuple[Figure, Axes]:
     """Return a figure with room for this many bars, the first one at the top."""
-    drawn, axes = one_panel(1.3 + (0.3 if bars <= MANY_BARS else 0.22) * bars)
+    drawn, axes = one_panel(1.3 + 0.3 * bars)
     axes.set_ylim(bars - 0.4, -0.6)
     axes.set_ymargin(0)
-    if bars > MANY_BARS:
-        axes.tick_params(axis="y", labelsize=8)
     return drawn, axes
 
 
@@ -120,6 +125,11 @@ def _looks(names: Iterable[str]) -> dict[str, palette.Paint]:
 def _of_phase(data: pd.DataFrame, phase: str, cells: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of one phase for each of the cells; a row is empty if the cell has no such phase."""
     return data[data["phase"] == phase].set_index("record").reindex(cells["record"])
+
+
+def _time(time_s: float, unit: units.Unit, own_unit: bool) -> str:
+    """Return a duration in the figure's unit, or in its own where the durations differ too much for one."""
+    return units.human(time_s, "s") if own_unit else f"{units.significant(time_s / unit.factor)} {unit.label}"
 
 
 def _failure_label(cell: dict[Any, Any]) -> str:
