@@ -148,15 +148,14 @@ def joined(
         return "\n".join(texts)
     from cs_systems.analysis.diagnosis import diagnose
     from cs_systems.report import origins
-    from cs_systems.report.diagnoses import sentences
-    from cs_systems.report.pages.tables import page
 
     origin = origins.lines([*records, *others])
     found = answer or diagnose(records)
     if format == "json":
         return "\n".join([document.answer(found), *map(document.note, origin), *texts])
-    told = sentences(found)
-    return page(title, texts, pictures=pictures, diagnoses=told, origin=origin)
+    from cs_systems.report.pages.tables import page
+
+    return page(title, texts, pictures=pictures, answer=found, origin=origin)
 
 
 def told_apart(a: Path, b: Path) -> tuple[str, str]:

@@ -106,6 +106,6 @@ def test_the_page_shows_a_step_as_recorded_and_as_replayed(kineto_path: Path, tm
     text = page.read_text()
     assert ">Replay of step 2</h2>" in text
     assert "off by 0.00% over 3 steps, 0.00% of the time is unexplained; changes can be predicted" in text
-    picture = text[text.index("<svg", text.index("Replay of step 2")) :]
+    picture = text[text.index("<svg", text.index(">Replay of step 2</h2>")) :]
     for version in ("recorded: 7.77 ms", "replayed: 7.77 ms", "launches free: 1."):
         assert version in picture[: picture.index("</svg>")]

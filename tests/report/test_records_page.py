@@ -236,6 +236,17 @@ def test_headline_has_no_highest_value_where_only_one_cell_has_one(build: Build)
 
 
 @pytest.mark.usefixtures("without_figures")
+def test_headline_compares_no_shares_of_different_peaks(build: Build) -> None:
+    records = [build(RunConfig(batch_size=n), 0.02 * n, 1e12, 10**9) for n in (1, 2)]
+    assert "<dt>highest MFU</dt>" in html.render(records)
+    peak = {**records[1].results["ceiling"][0], "peak_flops_per_s": 9e14}
+    other = replace(records[1], results={**records[1].results, "ceiling": [peak]})
+    page = html.render([records[0], other])
+    assert "<dt>highest MFU</dt>" not in page
+    assert "<dt>highest model FLOP/s</dt>" in page
+
+
+@pytest.mark.usefixtures("without_figures")
 def test_headline_names_its_cell_and_takes_whole_steps_of_the_largest_model(build: Build) -> None:
     records = [
         build(RunConfig(model=preset(size), mode=mode), seconds, 1e12, 10**9)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 WORTH = 0.05  # share of the step or the peak; less is within the noise of most machines
 SMALL = 0.1  # share; smaller causes come after those outside of the usual steps
 EXPLAINS = 0.5  # share of a general cause that a more specific one must explain
+ON_TOP = "then, on top of that"  # `Diagnosis.then` of a remedy of the plan after the first
 MOST = 3  # largest number of sentences at the start of a page or an output
 
 
@@ -244,6 +245,13 @@ class Answer:
     def causes(self) -> list[str]:
         """Return the sentences of at most three causes."""
         return [diagnosis.sentence for diagnosis in self.diagnoses[:MOST]]
+
+    @property
+    def plan(self) -> tuple[Diagnosis, ...]:
+        """Return the first cause whose remedy has a known outcome, and the remedies on top of it."""
+        known = [one for one in self.diagnoses if one.expected and not one.is_outside]
+        first = next((one for one in known if not one.then), None)
+        return (first, *(one for one in known if one.then == ON_TOP and one.unit == first.unit)) if first else ()
 
     @property
     def verdict(self) -> str:

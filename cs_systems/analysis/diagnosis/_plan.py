@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from cs_systems.analysis.diagnosis._findings import WORTH, Diagnosis, Expected
+from cs_systems.analysis.diagnosis._findings import ON_TOP, WORTH, Diagnosis, Expected
 from cs_systems.analysis.replay import Change, LaunchesFree
 from cs_systems.analysis.replay import Expected as Predicted
 from cs_systems.analysis.replay.what_ifs import Answering
@@ -13,7 +13,6 @@ from cs_systems.analysis.replay.what_ifs import Answering
 ALIKE = 0.8  # share of the largest saving: a remedy for one cause that saves this much comes before a CUDA graph
 MOST_BEYOND = 2  # times the share of a cause; a replay that saves more also removes other causes
 SHORTER = 0.5  # times the kernels' time: streams may overlap more than they did
-ON_TOP = "then, on top of that"
 
 
 def planned(found: Iterable[Diagnosis], replay: Answering, busy_s: float = 0.0) -> list[Diagnosis]:

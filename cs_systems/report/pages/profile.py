@@ -27,7 +27,7 @@ from cs_systems.formulas.communication import RANKS
 from cs_systems.record import RunRecord
 from cs_systems.report import origins
 from cs_systems.report.diagnoses import sentences
-from cs_systems.report.pages import _templates
+from cs_systems.report.pages import _templates, plan
 from cs_systems.report.pages._packing import packed
 from cs_systems.report.pages.replay import svg
 from cs_systems.report.tables.columns import UNKNOWN
@@ -78,6 +78,7 @@ def render(
         "view": view,
         "data": packed(view),
         "by_module": any(path is not None for path in view["places"].get("module", ())),
+        "plan": plan.picture(answer),
         "replay": _replay(replay, view["step"]["number"]),
         "heading": _heading(view, mean_step_s(steps.of(results))),
         "facts": _facts(view, results),

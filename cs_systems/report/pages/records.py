@@ -27,7 +27,7 @@ from cs_systems.report.figures.kinds import KINDS
 from cs_systems.report.figures.labels import labels
 from cs_systems.report.figures.waterfall import waterfall
 from cs_systems.report.frame import CELL_COLUMNS, CLEAN, STEP, by_kind, frame, without_retried
-from cs_systems.report.pages import _templates
+from cs_systems.report.pages import _templates, plan
 from cs_systems.report.tables.columns import phases_of
 from cs_systems.report.tables.layout import is_timed
 from cs_systems.report.tables.records import CountedCaveat, counted_caveats, in_order, loop_times, tables, varying
@@ -73,9 +73,11 @@ def render(records: Sequence[RunRecord], advice: Advice | None = None) -> str:
     kinds = by_kind(records)
     known = origins.of(records)
     configs = {r.key: r.config for r in records}
+    answer = diagnose(records)
     values = {
         "title": f"{_subject(records)} on {_machines(records)}",
-        "diagnoses": sentences(diagnose(records)),
+        "diagnoses": sentences(answer),
+        "plan": plan.picture(answer),
         "facts": _headline(records),
         "advice": advice and _search(advice),
         "workloads": [_workload(number, name, chosen) for number, (name, chosen) in enumerate(kinds.items())],
@@ -160,6 +162,8 @@ def _best(records: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
         among = of_largest if column == "tokens_per_s" else steps
         if steps[column].count() == 1 < len(steps):
             continue  # do not mark a maximum among one value
+        if column == "mfu" and steps.dropna(subset=["mfu"])["ceiling_flops_per_s"].nunique() > 1:
+            continue  # shares of different peaks are not compared
         if ranked := among.dropna(subset=[column]).sort_values(column).to_dict("records"):
             title = title if len(ranked) > 1 else title.removeprefix("highest ")
             value, cell = units.human(float(ranked[-1][column]), column), str(ranked[-1]["cell"])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from html import escape
 from math import floor, log10
 
 from cs_systems.analysis.replay.lanes import COPY, WAITS, WORK, Box, StepLanes
 from cs_systems.core.units import human
-from cs_systems.report.palette import INK, PAGE, SHADES, SOFT, paint
+from cs_systems.report.pages._svg import opened, rect, text
+from cs_systems.report.palette import SOFT, paint
 
 WIDTH, LEFT, ROW, BAR, HEAD, AXIS = 1000.0, 96.0, 16, 12, 26, 24  # lengths in px
 PIXEL = 0.5  # boxes of a kind that are closer than this are drawn as one
@@ -21,24 +21,19 @@ def svg(step: StepLanes) -> str:
     scale = (WIDTH - LEFT - 8) / longest_s
     parts, top = list[str](), 0
     for version in step.versions:
-        parts.append(_text(0, top + 17, f"{version.name}: {human(version.step_s, 's')}", "ink", bold=True))
+        parts.append(text(0, top + 17, f"{version.name}: {human(version.step_s, 's')}", "ink", bold=True))
         top += HEAD
         for lane in version.lanes:
-            parts.append(_text(0, top + BAR - 2, lane.name, "soft"))
+            parts.append(text(0, top + BAR - 2, lane.name, "soft"))
             for kind, start, end in _merged(lane.boxes, scale):
                 x, width = LEFT + start, max(end - start, PIXEL)
-                parts.append(f'<rect x="{x:.1f}" y="{top}" width="{width:.1f}" height="{BAR}" fill="{_fill(kind)}"/>')
+                parts.append(rect(x, top, width, BAR, _hue(kind)))
             top += ROW
         top += 6
     parts += _axis(longest_s, scale, top)
     height = top + AXIS
-    title = escape(f"step {step.number}: " + ", ".join(f"{one.name} {human(one.step_s, 's')}" for one in step.versions))
-    size = f'viewBox="0 0 {WIDTH:.0f} {height}" width="100%"'
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{title}" '
-        f'style="font:12px system-ui,sans-serif"><title>{title}</title>'
-        f'<rect width="100%" height="100%" fill="var(--page,{PAGE.light})"/>{"".join(parts)}</svg>'
-    )
+    title = f"step {step.number}: " + ", ".join(f"{one.name} {human(one.step_s, 's')}" for one in step.versions)
+    return f"{opened(WIDTH, height, title)}{''.join(parts)}</svg>"
 
 
 def _merged(boxes: list[Box], scale: float) -> list[tuple[str, float, float]]:
@@ -53,17 +48,8 @@ def _merged(boxes: list[Box], scale: float) -> list[tuple[str, float, float]]:
     return found
 
 
-def _fill(kind: str) -> str:
-    hue = {WORK: "stone", WAITS: "pale"}.get(kind) or paint("copy" if kind == COPY else kind).hue
-    return f"var(--{hue},{SHADES[hue].light})"
-
-
-def _text(x: float, y: float, words: str, tone: str, bold: bool = False, anchor: str = "start") -> str:
-    color = {"ink": INK, "soft": SOFT}[tone].light
-    weight = ' font-weight="600"' if bold else ""
-    return (
-        f'<text x="{x:.1f}" y="{y}" fill="var(--{tone},{color})" text-anchor="{anchor}"{weight}>{escape(words)}</text>'
-    )
+def _hue(kind: str) -> str:
+    return {WORK: "stone", WAITS: "pale"}.get(kind) or paint("copy" if kind == COPY else kind).hue
 
 
 def _axis(longest_s: float, scale: float, top: int) -> list[str]:
@@ -76,5 +62,5 @@ def _axis(longest_s: float, scale: float, top: int) -> list[str]:
     for n in range(int(longest_s / every) + 1):
         x = LEFT + n * every * scale
         parts.append(f'<path d="M{x:.1f} {top}v4" stroke="{color}"/>')
-        parts.append(_text(x, top + 18, human(n * every, "s") if n else "0", "soft", anchor="middle"))
+        parts.append(text(x, top + 18, human(n * every, "s") if n else "0", "soft", anchor="middle"))
     return parts

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from cs_systems.report.pages import _templates
+from cs_systems.analysis.diagnosis import NO_ANSWER, Answer
+from cs_systems.report.diagnoses import sentences
+from cs_systems.report.pages import _templates, plan
 from cs_systems.report.tables.formats import FORMATS
 from cs_systems.report.tables.table import Table
 
@@ -35,7 +37,7 @@ def page(
     texts: Sequence[str],
     facts: Sequence[tuple[str, str]] = (),
     pictures: Sequence[Picture] = (),
-    diagnoses: Sequence[str] = (),
+    answer: Answer = NO_ANSWER,
     origin: Sequence[str] = (),
 ) -> str:
     """Return the page.
@@ -45,13 +47,14 @@ def page(
         texts: its sections, as `sections` makes them, or `formats.paragraph` in format html.
         facts: numbers to show first, by name.
         pictures: figures to show before the sections.
-        diagnoses: sentences that the page begins with.
+        answer: the sentences that the page begins with, and their plan.
         origin: sentences at its end: when, by which commands and where its records were made.
     """
     values = {
         "title": title,
         "facts": facts,
-        "diagnoses": diagnoses,
+        "diagnoses": sentences(answer),
+        "plan": plan.picture(answer),
         "sections": [Markup(text) for text in texts],
         "origin": origin,
         "pictures": [(caption, Markup(svg)) for caption, svg in pictures],
