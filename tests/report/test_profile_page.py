@@ -331,6 +331,39 @@ def test_overview_marks_hits_of_all_steps_and_moves_the_view(page: str, tmp_path
     assert seen["covered"] == []
 
 
+TREE = """
+const seen = {};
+for (const by of ["range", "host", "phase"]) {
+  document.querySelector(`input[name=by][value=${by}]`).click();
+  seen[by] = icicle.rows.slice(0, 4).map((row) => row.boxes.map((box) => [nameOf(box), box.time]));
+  const ends = (box) => box.start + box.time;
+  const outside = (box) => box.parent && (box.start < box.parent.start - 2 || ends(box) > ends(box.parent) + 2);
+  seen[by + " outside"] = icicle.rows.flatMap((row) => row.boxes.filter(outside)).length;
+  seen[by + " tip"] = icicle.rows[1].tip(0);
+}
+document.querySelector("input[name=by][value=range]").click();
+const row = icicle.rows[3];
+icicle.pin({ row, i: 0 });
+answer({ ...seen, searched: byName("search").value, name: nameOf(row.boxes[0]) });
+"""
+
+
+@pytest.mark.chromium
+def test_icicle_shows_host_time_by_ranges_and_code_with_the_longest_at_the_left(page: str, tmp_path: Path) -> None:
+    seen = browse(tmp_path, page, POINTER + TREE)
+    for by in ("range", "host"):
+        (root,), threads, *_ = seen[by]
+        assert root[0] == "host time of step 1"
+        assert threads[0][0] == "main thread"
+        assert threads == sorted(threads, key=lambda box: -box[1])
+        assert sum(box[1] for box in threads) == pytest.approx(root[1])
+        assert seen[f"{by} outside"] == 0
+        assert re.fullmatch(r"[\d.]+ ms in \d+ calls?", seen[f"{by} tip"][1])
+    assert seen["range"][2][0][0] == "step"
+    assert seen["phase"][0][0][0] == "kernel time of step 1"
+    assert seen["searched"] == seen["name"]
+
+
 @pytest.mark.chromium
 def test_html_in_names_is_shown_as_text(evil_page: str, tmp_path: Path) -> None:
     seen: dict[str, Any] = browse(

@@ -14,30 +14,31 @@ function modulePath(path) {
   return cutPaths.get(path);
 }
 
-function icicleRows(by) {
+function kernelTree(by) {
   const root = node(null, `kernel time of ${chosenName()}`, "even", null);
   eachChosenKernel((stream, i) => {
     const family = familyOf(stream.function[i]), duration = stream.duration[i];
     let here = root;
     add(here, duration);
     for (const [field, value, color] of [...paths[by](stream.place[i]), ["family", family, family]]) {
-      const key = `${field} ${value}`;
-      if (!here.parts.has(key)) here.parts.set(key, node(field, value, color, here));
-      add((here = here.parts.get(key)), duration);
+      add((here = part(here, field, value, color)), duration);
     }
   });
-  const levels = [];
-  lay(root, 0, levels);
+  return root;
+}
+function icicleRows(by) {
+  const isHost = by in trees, root = isHost ? hostTree(by) : kernelTree(by), levels = [];
+  lay(root, 0, levels, by !== "phase");
   return levels.filter((boxes) => boxes?.length).map((boxes) => ({
     size: boxes.length, boxes,
     start: boxes.map((box) => box.start),
     duration: boxes.map((box) => box.time),
     shades: boxes.map((box) => palette.shade(box.color)),
     label: (i) => nameOf(boxes[i]),
-    tip: (i) => icicleTip(boxes[i], root),
+    tip: (i) => icicleTip(boxes[i], root, isHost ? "call" : "kernel"),
     details: (i) => ({
       heading: lineage(boxes[i]).map(nameOf).join(" → ") || root.value,
-      items: [["kernel time", time(boxes[i].time)], ["kernels", grouped(boxes[i].kernels)], [`share of ${chosenName()}`, share(boxes[i].time, root.time)],
+      items: [[isHost ? "host time" : "kernel time", time(boxes[i].time)], [isHost ? "calls" : "kernels", grouped(boxes[i].kernels)], [`share of ${chosenName()}`, share(boxes[i].time, root.time)],
         ["mean", time(boxes[i].time / boxes[i].kernels)]],
     }),
   }));
@@ -48,13 +49,13 @@ function add(box, duration) {
   box.time += duration;
   box.kernels += 1;
 }
-function lay(box, start, levels) {
+function lay(box, start, levels, isLeftHeavy) {
   box.start = start;
   if (box.value !== null) (levels[box.depth] ??= []).push(box);
   const parts = [...box.parts.values()];
-  if (parts.every((part) => part.field === "family")) parts.sort((a, b) => b.time - a.time);
+  if (isLeftHeavy || parts.every((part) => part.field === "family")) parts.sort((a, b) => b.time - a.time);
   for (const part of parts) {
-    lay(part, start, levels);
+    lay(part, start, levels, isLeftHeavy);
     start += part.time;
   }
 }
@@ -63,10 +64,10 @@ function lineage(box) {
   for (let b = box; b?.field; b = b.parent) if (b.value !== null) path.unshift(b);
   return path;
 }
-function icicleTip(box, root) {
+function icicleTip(box, root, what) {
   const parent = lineage(box).at(-2);
-  return [lineage(box).map(nameOf).join(" → ") || root.value, `${time(box.time)} in ${count(box.kernels, "kernel")}`,
-    `${share(box.time, root.time)} of the kernel time of ${chosenName()}`, parent && `${share(box.time, parent.time)} of ${nameOf(parent)}`];
+  return [lineage(box).map(nameOf).join(" → ") || root.value, `${time(box.time)} in ${count(box.kernels, what)}`,
+    `${share(box.time, root.time)} of the ${root.value}`, parent && `${share(box.time, parent.time)} of ${nameOf(parent)}`];
 }
 // Return the boxes that a kernel is part of.
 function boxesOf(chart, by, stream, i) {

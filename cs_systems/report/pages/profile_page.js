@@ -20,7 +20,7 @@ timeline.onPin = (hit) => {
   details.show("pinned", hit && hit.row.details(hit.i), true);
   const kernel = hit?.row.say.kernel?.(hit.row.items[hit.i]);
   if (icicle) {
-    Object.assign(icicle, { pinned: null, marked: kernel ? boxesOf(icicle, icicleBy, ...kernel) : [] });
+    Object.assign(icicle, { pinned: null, marked: kernel && paths[icicleBy] ? boxesOf(icicle, icicleBy, ...kernel) : [] });
     icicle.redraw();
   }
   markRows(kernel);
@@ -49,18 +49,21 @@ function moveStep(by) {
 }
 function drawIcicle() {
   if (!byId("icicle")) return; // a trace of a CPU has none
-  const whole = Math.max(chosenTime(), 1);
+  const rows = icicleRows(icicleBy), whole = Math.max(rows[0].duration[0], 1);
   icicle ??= Object.assign(new Chart(byId("icicle"), [], whole), {
     onPin: (hit) => {
       const path = hit ? lineage(hit.row.boxes[hit.i]) : [];
       timeline.pinned = null;
       details.show("pinned", hit && hit.row.details(hit.i), true);
-      ask(Object.fromEntries(path.map((box) => [box.field, box.value]))); // of modules, the innermost counts
+      if (icicleBy in trees) {
+        byId("search").value = path.length > 1 ? path.at(-1).value : ""; // the host's items are found by their names
+        search();
+      } else ask(Object.fromEntries(path.map((box) => [box.field, box.value]))); // of modules, the innermost counts
       if (hit) details.uncover(icicle.canvas, hit.row.top);
     },
   });
   Object.assign(icicle, { end: whole, home: [0, whole] });
-  icicle.take(icicleRows(icicleBy));
+  icicle.take(rows);
   icicle.whole();
 }
 
