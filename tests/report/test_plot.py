@@ -197,7 +197,7 @@ def test_svg_escapes_markup_in_names(build: Build) -> None:
 def test_phases_figure_thins_out_cells_that_do_not_fit_and_counts_them(build: Build) -> None:
     records = [build(RunConfig(batch_size=n), 0.01, 1e12, 10**9) for n in range(1, 91)]
     drawn = plot.figure(records, "phases")
-    assert "78 more cells are in the table" in " ".join(drawn.axes[0].get_xlabel().split())
+    assert "78 more cells in the table" in " ".join(drawn.axes[0].get_xlabel().split())
     names = [label.get_text() for label in drawn.axes[0].get_yticklabels()]
     assert len(names) == 12
     assert (names[0], names[-1]) == ("batch 1", "batch 90")

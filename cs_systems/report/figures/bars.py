@@ -65,7 +65,7 @@ def phases(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
         axes.text((max(high, left[y]) if measured else 0) + 0.012 * reach, y, label, va="center", fontsize=9)
     axes.set_yticks(range(len(cells)), labels(cells, apart))
     axes.set_xlim(0, reach * 1.16)
-    more = f"; {hidden} more cells are in the table" if hidden else ""
+    more = _more(hidden)
     bar, axis = "bar: medians of the phases; mark: of the step", "% of the step" if in_shares else unit.label
     axes.set_xlabel(f"{axis} ({bar}; line: p10 to p90{more})", loc="right")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
@@ -92,7 +92,7 @@ def families(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
         axes.text(101, y, units.human(sum(one.values()), "s"), va="center", fontsize=9)
     axes.set_yticks(range(len(times)), labels(cells, varying(data)[0]))
     axes.set_xlim(0, 112)
-    more = f"; {hidden} more cells are in the table" if hidden else ""
+    more = _more(hidden)
     axes.set_xlabel(f"% of the kernel time of a step (right: kernel time of the step{more})", loc="right")
     axes.set_xticks(range(0, 101, 20))
     return with_legend(drawn, axes)
@@ -125,6 +125,10 @@ def _looks(names: Iterable[str]) -> dict[str, palette.Paint]:
 def _of_phase(data: pd.DataFrame, phase: str, cells: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of one phase for each of the cells; a row is empty if the cell has no such phase."""
     return data[data["phase"] == phase].set_index("record").reindex(cells["record"])
+
+
+def _more(hidden: int) -> str:
+    return f"; {units.counted(hidden, 'more cell')} in the table" if hidden else ""
 
 
 def _time(time_s: float, unit: units.Unit, own_unit: bool) -> str:
