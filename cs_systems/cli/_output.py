@@ -118,11 +118,8 @@ def page_asked(args: Asked) -> Asked:
             raise ConfigError(f"--open requires --format html, got --format {args.format}; leave out one of them")
         import tempfile
 
-        output = (
-            args.output
-            or Path(tempfile.mkdtemp(prefix="cs-systems-"))
-            / f"{type(args).__module__.rpartition('.')[2].lstrip('_')}.html"
-        )
+        command = type(args).__module__.rpartition(".")[2].lstrip("_")
+        output = args.output or Path(tempfile.mkdtemp(prefix="cs-systems-")) / f"{command}.html"
         args = replace(args, format="html", output=output)
     check_page(args.format, args.output)
     if args.format == "html":
