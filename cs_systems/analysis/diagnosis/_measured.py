@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from statistics import median_high
 from typing import TYPE_CHECKING, Any
 
 from cs_systems.analysis.diagnosis._findings import Diagnosis, Expected
@@ -75,7 +76,7 @@ def _spread(records: Sequence[RunRecord]) -> tuple[float, float]:
         by_round: dict[int, list[float]] = {}
         for sample in record.measurement.timed if record.measurement else ():
             by_round.setdefault(sample.round, []).append(sample.wall_s)
-        medians += [sorted(walls)[len(walls) // 2] for walls in by_round.values()]
+        medians += map(median_high, by_round.values())
     return min(medians), max(medians)
 
 

@@ -13,7 +13,7 @@ from cs_systems.analysis.comparison.loop_growth import time_growth
 from cs_systems.analysis.comparison.loop_ranks import _step
 from cs_systems.analysis.comparison.loop_time import whole_loop_time
 from cs_systems.analysis.comparison.rank_work import KERNELS, OPERATORS, Work, longer, works
-from cs_systems.analysis.comparison.ranks import _length_s, merged
+from cs_systems.analysis.comparison.ranks import _length_s, leading, merged
 from cs_systems.config import Precision
 from cs_systems.readers.forms.trace import Step
 from tests.analysis.attribution.made import ADD, PRODUCT, Made
@@ -106,3 +106,21 @@ def test_blocks_are_joined_by_their_first_number() -> None:
 @pytest.mark.parametrize(("times", "uneven"), [(None, False), (1.19, False), (1.2, True)])
 def test_rank_is_uneven_from_1_2_times_the_mean_on(times: float | None, uneven: bool) -> None:
     assert is_uneven(times) is uneven
+
+
+@pytest.mark.parametrize(("extra_s", "kind"), [(0.5, KERNELS), (0.4999, None)])
+def test_kernels_that_take_half_of_the_lost_time_are_its_cause(extra_s: float, kind: str | None) -> None:
+    found = longer({(KERNELS, "matmul"): Work(1.0 + extra_s)}, [{(KERNELS, "matmul"): Work(1.0)}], 1.0)
+    assert (found and found.kind) == kind
+
+
+def test_rank_that_waits_least_leads() -> None:
+    ranks = [rank(0, call(0.25, 1.0)), rank(1, call(0.5, 1.0)), rank(2, call(0.0, 1.0))]
+    assert leading(merged(ranks)).rank == 1
+
+
+def test_buckets_of_a_model_of_unknown_size_are_not_early() -> None:
+    calls = [loops.call(0.25, is_gradients=True, is_early=True)]
+    reports = [loops.report(n, 4 * [loops.step(*calls)], bucket_bytes=[9], parameter_bytes=0) for n in (0, 1)]
+    (row,) = loops.EXCHANGE.of(loops.tables_of(reports))
+    assert (row["early"], row["early_share"], row["are_gradients"]) == (0, 0.0, True)

@@ -18,9 +18,12 @@ from cs_systems.analysis.memory.categories import (
     attribute,
     gradient_sizes,
 )
+from cs_systems.analysis.memory.phases import _ranges
+from cs_systems.analysis.memory.sites import outside_forward
 from cs_systems.analysis.memory.tables import _span, at_end, composition, devices, timeline
 from cs_systems.analysis.memory.tensor_names import _by_size
 from cs_systems.analysis.memory.timeline import _bands, _most_seen, view
+from cs_systems.readers.snapshot import Annotation, Frame
 from tests.analysis.memory.test_limits import (
     BACKWARD,
     FORWARD,
@@ -354,3 +357,42 @@ def test_number_of_a_shape_has_commas_from_ten_thousand_on(value: int, text: str
 def test_tensors_of_one_size_share_a_name_and_the_first_element_counts() -> None:
     shapes = {"a": (8, 2), "b": (2, 8), "c": (4, 4), "d": (8,)}
     assert _by_size(shapes, [4, 2]) == {64: "a, b or c, 8 × 2 × 4", 32: "d, 8 × 4", 16: "d, 8 × 2"}
+
+
+def test_free_that_completes_after_the_failed_request_was_pending_in_it(tmp_path: Path) -> None:
+    events = [event("alloc", A, 4 * MIB, 0), event("free_requested", A, 4 * MIB, 1),
+              event("oom", 0, 30 * MIB, 2, device_free=0), event("free_completed", A, 4 * MIB, 3)]  # fmt: skip
+    (row,) = failed.out_of_memory(attribute(replayed(tmp_path, events, [segment(A, 20 * MIB)])), UNNAMED)
+    assert (row["largest_free_bytes"], row["free_pieces"]) == (16 * MIB, 1)
+
+
+def test_groups_of_equal_allocations_are_sorted_by_their_sum(tmp_path: Path) -> None:
+    stacks = (FORWARD, BACKWARD, BACKWARD, BACKWARD)
+    events = [event("alloc", A + 4096 * n, 512, n, frames=frames) for n, frames in enumerate(stacks)]
+    rows = at_end(attribute(replayed(tmp_path, events)), UNNAMED)
+    assert [row["allocations"] for row in rows] == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("closed", "phases"),
+    [
+        (("forward",), ["forward", "backward", "backward"]), (("backward",), ["forward", "backward", "forward"]),
+        (("forward", "backward"), ["forward", "backward", "backward", None]),
+    ],
+)  # fmt: skip
+def test_range_that_ends_is_the_innermost_of_its_name(closed: tuple[str, ...], phases: list[str | None]) -> None:
+    marks = [Annotation(0, True, "forward"), Annotation(10, True, "backward")]
+    marks += [Annotation(20 + n, False, name) for n, name in enumerate(closed)]
+    assert [place.phase for _, place in _ranges(marks)] == phases
+    again = [Annotation(0, True, "forward"), Annotation(1, True, "backward"), Annotation(2, True, "forward")]
+    assert [place.phase for _, place in _ranges([*again, Annotation(9, False, "forward")])][-1] == "backward"
+
+
+def test_line_that_calls_forward_is_the_innermost_outside_if_nothing_is_named_forward() -> None:
+    stack = (
+        Frame("site-packages/torch/nn/functional.py", 1, "linear"),
+        Frame("model.py", 2, "run"),
+        Frame("train.py", 3, "main"),
+    )
+    assert outside_forward(stack) == "model.py:2 run"
+    assert outside_forward((Frame("model.py", 1, "forward"), *stack)) == "model.py:2 run"

@@ -18,7 +18,9 @@ from cs_systems.analysis.memory.groups import (
     GRADIENTS,
     IN_BLOCKS,
     _ends_with_graph,
+    _has_backward,
     _logits,
+    _of_foreach,
     earlier_pass,
     groups,
     weight_copies,
@@ -383,3 +385,33 @@ def test_recording_ends_with_a_graph_of_two_blocks(
 def test_logits_are_as_large_as_the_loss_or_half(others: list[Attributed], logits: list[int]) -> None:
     loss = [one(8, "loss", start=4), one(1, "loss", start=5)]
     assert sorted(each.allocation.bytes for each in _logits([*others, *loss])) == sorted([*logits, 1, 8])
+
+
+@pytest.mark.parametrize(
+    ("phases", "may_come"),
+    [
+        (("forward",), True), (("forward", "backward"), True), (("forward", "forward", "backward"), True),
+        (("forward", "optimizer"), False), (("forward", "optimizer", "forward", "backward"), False),
+        (("loss", "optimizer", "backward"), True),
+    ],
+)  # fmt: skip
+def test_backward_may_come_unless_an_update_and_a_forward_come_first(
+    tmp_path: Path, phases: Sequence[str], may_come: bool
+) -> None:
+    found = history(tmp_path, lambda allocator: allocator.free(allocator.alloc(MIB, FORWARD), FORWARD))
+    places = tuple(Place(phase, None) for phase in phases)
+    assert _has_backward(replace(found, places=places, replay=replace(found.replay, peak_event=-1))) is may_come
+
+
+def test_temporaries_of_a_foreach_update_are_found(tmp_path: Path) -> None:
+    foreach = (frame("_multi_tensor_adam", "site-packages/torch/optim/adam.py"), *OPTIMIZER)
+
+    def do(allocator: CachingAllocator) -> None:
+        kept = allocator.alloc(4 * MIB, foreach)
+        for size, stack in ((2 * MIB, foreach), (8 * MIB, OPTIMIZER), (16 * MIB, foreach)):
+            allocator.free(allocator.alloc(size, stack), stack)
+        allocator.free(allocator.alloc(MIB, FORWARD), FORWARD)
+        allocator.free(kept, MAIN)
+
+    found = history(tmp_path, do)
+    assert [each.allocation.bytes for each in _of_foreach(found, found.allocations)] == [2 * MIB, 16 * MIB]
