@@ -153,7 +153,7 @@ def cells() -> Schema:
     properties = {}
     for name, kind in {**CELL_COLUMNS, **PHASE_COLUMNS, "note": TEXT}.items():
         each = FIELD_COLUMNS.get(name)
-        meaning = each.field.meaning if each else layout.LEGENDS.get(name, "")
+        meaning = each.field.meaning if each else layout.LEGENDS.get(name) or layout.MEANINGS.get(name, "")
         properties[name] = _property([_OF_FRAME[kind], "null"], layout.title(name), meaning, name)
     of_phase = {
         "type": ["number", "null"],

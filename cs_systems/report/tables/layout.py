@@ -145,6 +145,25 @@ LEGENDS = {
     "hfu": "HFU: executed FLOP/s as a share of the device's peak at that precision",
 }
 
+# Meanings of further columns, for the schema of a JSON document.
+MEANINGS = {
+    "phase": "phase of the step that the row is about",
+    "n": "number of timed steps",
+    "median_s": "median time of a step",
+    "mean_s": "mean time of a step",
+    "status": "ok, oom, unavailable, timeout, killed or error",
+    "reason": "why there is no number",
+    "warnings": "caveats of the cell",
+    "note": "caveats of the cell, or why it has no number",
+    "tokens_per_s": "tokens per second",
+    "samples_per_s": "samples per second",
+    "peak_allocated_bytes": "peak of the allocated memory",
+    "peak_reserved_bytes": "peak of the memory reserved by the allocator",
+    "predicted_peak_bytes": "predicted peak of the allocated memory",
+    "model_flops": "FLOPs of the model in a step by formula",
+    "hardware_flops": "FLOPs in a step as executed, by formula",
+}
+
 # Replacements of a legend for workloads from outside the package.
 COUNTED = {
     "model_flops_per_s": "model FLOP/s: FLOPs as counted or declared / time; causal attention counts half",

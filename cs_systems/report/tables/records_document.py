@@ -8,6 +8,7 @@ from cs_systems.config import describe, one_of
 from cs_systems.core.tables import Row, Table, declared
 from cs_systems.record import RunRecord
 from cs_systems.report.frame import CELL_COLUMNS, PHASE_COLUMNS, STEP, by_kind, frame, without_retried
+from cs_systems.report.frame_cells import FIELD_COLUMNS
 from cs_systems.report.tables import document
 
 
@@ -32,11 +33,14 @@ def _table(records: Sequence[RunRecord], name: str) -> str:
 
 
 def _rows(records: Sequence[RunRecord]) -> dict[str, list[Row]]:
-    """Return the rows of all records by the table of their results; each row begins with its cell."""
+    """Return the rows of all records by table of results; each begins with its cell and the fields that differ."""
     found: dict[str, list[Row]] = {}
+    varying = [
+        (name, each) for name, each in FIELD_COLUMNS.items() if len({str(each.of(r.config)) for r in records}) > 1
+    ]
     for record in records:
-        config = record.run_config
-        cell = {"cell": describe(config), "profiler": config.profiler, "repeat": record.repeat}
+        fields = {name: each.of(record.config) for name, each in varying}
+        cell = {"cell": describe(record.run_config), "repeat": record.repeat, **fields}
         for name, rows in record.results.items():
             found.setdefault(name, []).extend({**cell, **row} for row in rows)
     return {name: rows for name, rows in found.items() if rows}
