@@ -56,6 +56,12 @@ def _typst() -> str | None:
     return None if importlib.util.find_spec("typst") else "the package typst is not installed; pip install typst"
 
 
+def _mcp() -> str | None:
+    from cs_systems.cli.mcp import INSTALL
+
+    return None if importlib.util.find_spec("mcp") else f"the package mcp is not installed; {INSTALL}"
+
+
 EXTRAS: dict[str, Callable[[], str | None]] = {
     "nsys": _nsys,
     "ncu": _ncu,
@@ -65,6 +71,7 @@ EXTRAS: dict[str, Callable[[], str | None]] = {
     "chromium": _chromium,
     "pdflatex": _pdflatex,
     "typst": _typst,
+    "mcp": _mcp,
     "peers": lambda: None,  # each of these tests names its library
 }
 """Function for each extra that returns why it is missing, with the remedy, or None."""

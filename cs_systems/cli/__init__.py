@@ -47,6 +47,7 @@ COMMANDS = {
     "snapshot": "analyze a CUDA memory snapshot of PyTorch: the peak, its categories, its largest allocations",
     "course": "run the tasks of a systems course (CS336, assignment 2), and list which are done",
     "schema": "print the JSON Schema of --format json and of records.jsonl: tables, units, meanings",
+    "mcp": "serve traces, snapshots and runs to an agent by the Model Context Protocol",
     "doctor": "check what works on this machine, and show the command that fixes what does not",
 }
 REMEDIES = {

@@ -33,6 +33,7 @@ REQUIRED = {
     "snapshot": ("RUN/records.jsonl",),
     "doctor": (),
     "schema": (),
+    "mcp": ("no_such_folder",),
     "ab": ("true", "true", "--dry-run"),
     "course": ("naive_ddp", "--dry-run"),
     "run": (),

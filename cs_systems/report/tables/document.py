@@ -70,12 +70,12 @@ def document(pieces: str) -> str:
         else:
             found[kind] = content
             is_short = is_short or kind == "more"
-    return _text(_cut(found) if is_short else found)
+    return written(_cut(found) if is_short else found)
 
 
 def error(message: str, status: int) -> str:
     """Return the document of a command that failed with this exit status."""
-    return _text({"schema_version": SCHEMA_VERSION, "error": {"message": message, "status": status}})
+    return written({"schema_version": SCHEMA_VERSION, "error": {"message": message, "status": status}})
 
 
 def _cut(found: dict[str, Any]) -> dict[str, Any]:
@@ -83,8 +83,8 @@ def _cut(found: dict[str, Any]) -> dict[str, Any]:
     if found["answer"]:
         for one in found["answer"]["diagnoses"]:
             del one["evidence"][MOST_EVIDENCE:]
-    while len(_text(found).encode()) > MOST_BYTES:
-        longest = max(found["tables"], key=lambda one: len(_text(one["rows"])), default=None)
+    while len(written(found).encode()) > MOST_BYTES:
+        longest = max(found["tables"], key=lambda one: len(written(one["rows"])), default=None)
         if longest is None or not longest["rows"]:
             break
         found["more"].setdefault(longest["name"], len(longest["rows"]))
@@ -110,10 +110,11 @@ def _rows(shown: Shown) -> Sequence[Row]:
 
 
 def _piece(**content: Any) -> str:
-    return _text(content)
+    return written(content)
 
 
-def _text(value: Any) -> str:
+def written(value: Any) -> str:
+    """Return a value as one line of JSON: equal values give equal bytes."""
     text = json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     if not text.isprintable():  # what could move a terminal's cursor is escaped
         text = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
