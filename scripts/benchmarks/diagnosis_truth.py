@@ -423,12 +423,12 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="kinds of input")
     parser.add_argument("--cases", nargs="+", default=["*"], metavar="NAME", help="names of cases, or patterns")
     parser.add_argument("--jobs", type=int, default=2, help="cases at once (default: 2)")
-    parser.add_argument("--output", type=Path, help="the page (default, of all cases: that of profiles/)")
+    parser.add_argument("--output", type=Path, help="file of the page (default, if all cases run: in profiles/)")
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="keep all that the tool printed")
     options = parser.parse_args()
     chosen = cases(options.kinds, options.cases)
     if not chosen:
-        parser.error(f"no case matches {' '.join(options.cases)}; the names are those of the files below {FOLDER}")
+        parser.error(f"no case matches {' '.join(options.cases)}; cases are named like the files below {FOLDER}")
     if options.output is None and len(chosen) == len(cases(KINDS, ["*"])):
         options.output = COMMITTED
     results: list[tuple[Case, Answer, Verdict]] = []

@@ -227,7 +227,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--faults", nargs="+", choices=EDITS, default=list(EDITS), metavar="NAME", help="default: all")
     parser.add_argument("--pairs", type=int, default=7, help="runs of each of the two programs (default: 7)")
-    parser.add_argument("--output", type=Path, help="the page (default, of all faults: that of profiles/)")
+    parser.add_argument("--output", type=Path, help="file of the page (default, if all faults run: in profiles/)")
     options = parser.parse_args()
     if options.pairs < 2:
         parser.error(f"--pairs must be at least 2, got {options.pairs}")

@@ -318,7 +318,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=4, help="batch size of each rank")
     parser.add_argument("--attention", default="naive")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--only", default="", help="regular expression: strategies of `host` to run beside `alone`")
+    parser.add_argument("--only", default="", help="regular expression: strategies of `host` to run, besides `alone`")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument(

@@ -266,7 +266,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--optimizers", nargs="+", default=list(STATE_BYTES), choices=list(STATE_BYTES))
     parser.add_argument("--recomputed", type=int, help="number of recomputed blocks (default: the fewest that fit)")
-    parser.add_argument("--layers", type=int, help="number of blocks (default: those of 8B)")
+    parser.add_argument("--layers", type=int, help="number of blocks (default: as many as 8B has)")
     parser.add_argument("--strategies", nargs="+", default=["fsdp", "torch_fsdp2"], choices=["fsdp", "torch_fsdp2"])
     parser.add_argument("--profiler", default="none", help="profiler of the run: kineto, memory_snapshot")
     parser.add_argument("--run", action="store_true", help="run the plan on two GPUs, with fsdp and torch_fsdp2")
