@@ -320,7 +320,7 @@ def delayed(by_us: Sequence[float], trace: Trace, steps: list[Step], first: int 
 def of_delays(first: int) -> Any:
     """Return what is found if delays are a bit longer than each limit, at some kernels and everywhere."""
     found = []
-    for us in (1.5, 2.5, 3.5, 5.5, 10.5, 15.5, 20.5, 50.5, 200.5):
+    for us in (1.5, 2.5, 3.5, 5.5, 10.5, 15.5, 20.5, 24.5, 25.5, 50.5, 200.5):
         change = partial(delayed, [us, -us, -us, us] * 2, first=first)
         machine = Machine(says_waits=first % 2 == 0)
         everywhere = Machine(**{("launch_s", "gap_s", "return_s", "routine_s")[first]: us * US})
@@ -364,6 +364,7 @@ ALL_PROGRAMS = PROGRAMS | {
     "all kinds, clock ahead": Simulated(ALL_KINDS, change=partial(delayed, [6])),
     "all kinds, clock behind": Simulated(ALL_KINDS, machine=Machine(says_waits=False), change=partial(delayed, [-6])),
     "all kinds, delayed": Simulated(ALL_KINDS, change=partial(delayed, [2, 3, 7, 11, 40, -20, 60, -70])),
+    "many graphs": Simulated((CudaGraph((1 * US,) * 50), Launch(2 * US)) * 25),
     "graphs on three streams": Simulated((*GRAPHS, Host(9 * US), *GRAPHS[1:], Sync()), change=nodes_apart),
     "backward first": Simulated((Run(AUTOGRAD, IN_BACKWARD), Host(5 * US), *ALL_KINDS)),
     "one stream of two threads": Simulated((*ALL_KINDS, *SHORT, Host(20 * US)), beside=IN_ONE_STREAM),

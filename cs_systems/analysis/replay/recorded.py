@@ -87,9 +87,8 @@ class Recorded:
 def previous(order: Ints, group: Ints) -> Ints:
     """Return for each item the one before it in its group, UNKNOWN for the first; `order` has the groups in turn."""
     found = np.full(len(order), UNKNOWN)
-    if len(order) > 1:
-        same = group[order[1:]] == group[order[:-1]]
-        found[order[1:][same]] = order[:-1][same]
+    same = group[order[1:]] == group[order[:-1]]
+    found[order[1:][same]] = order[:-1][same]
     return found
 
 

@@ -96,7 +96,7 @@ def change(text: str) -> Change:
     if form.values is not None:
         if value != form.values:
             raise ConfigError(f"--what-if {text} is not possible; write {form.usage}")
-        return form.change(name or None, 0.0)
+        return form.change(name or None, math.nan)  # the change has no factor
     try:
         factor = float(value)
     except ValueError:

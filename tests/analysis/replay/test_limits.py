@@ -12,6 +12,7 @@ import pytest
 
 from cs_systems.analysis.attribution.gaps import SILENT_S
 from cs_systems.analysis.replay import (
+    COLD_S,
     Clean,
     CopiesOverlapped,
     LaunchesFree,
@@ -19,6 +20,7 @@ from cs_systems.analysis.replay import (
     Refusal,
     Replay,
     SyncRemoved,
+    _cold_s,
     _few,
     _runs,
     _why_not,
@@ -109,6 +111,14 @@ def test_first_launches_may_take_a_twentieth_of_the_steps(launch_s: float, alone
     """A launch of up to 1 ms is no first one."""
     made, _ = of(Launch(5 * US, cost_s=launch_s), *(Launch(5 * US) for _ in range(9)), Host(alone_s))
     assert made.why_not is None if is_told else made.why_not and made.why_not.startswith("2.00 ms of the steps pass in")
+
+
+@pytest.mark.parametrize(("work_s", "cold_s"), [(COLD_S, 0.0), (np.nextafter(COLD_S, 1), np.nextafter(COLD_S, 1))])
+def test_launch_of_over_a_millisecond_loads_code(work_s: float, cold_s: float) -> None:
+    _, part = of()
+    work = np.zeros_like(part.graph.costs.work)
+    work[part.graph.recorded.call[-1]] = work_s
+    assert _cold_s(replace(part.graph, costs=replace(part.graph.costs, work=work))) == cold_s
 
 
 @pytest.mark.parametrize(("having", "recurs"), [(3, False), (4, True)])

@@ -1,0 +1,54 @@
+"""Limits of what is found in a trace, tried on both sides by times that floats hold exactly."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cs_systems.analysis.attribution.distribution import _early
+from cs_systems.analysis.attribution.gaps import SILENT_S, silences
+from cs_systems.analysis.attribution.host_gaps import host_gap_rows
+from cs_systems.analysis.attribution.kernel_families import scores_of_attention
+from tests.analysis.attribution.made import ADD, PRODUCT, Made
+
+TICK_S = 2.0**-10
+
+
+@pytest.mark.parametrize(("ticks", "accesses"), [(1, False), (2, True), (3, True)])
+def test_kernel_of_a_quarter_of_the_softmax_accesses_its_scores(ticks: int, accesses: bool) -> None:
+    made, at_s = Made(), 0.0
+    for name, lasts in ((PRODUCT, 4), (ADD, ticks), ("softmax_warp_forward", 8), (PRODUCT, 4)):
+        made.kernel(name, at_s, at_s + lasts * TICK_S)
+        at_s += lasts * TICK_S
+    assert scores_of_attention(made.trace().kernels).tolist() == [False, accesses, True, False]
+
+
+@pytest.mark.parametrize(("launched_s", "silent_s"), [(SILENT_S, []), (2 * SILENT_S, [2 * SILENT_S])])
+def test_host_is_silent_if_it_makes_no_call_for_over_a_millisecond(launched_s: float, silent_s: list[float]) -> None:
+    made = Made()
+    made.kernel(ADD, 2 * SILENT_S, 3 * SILENT_S, launched_s)
+    assert [end - start for start, end in silences(made.trace(), 0.0, launched_s)] == silent_s
+
+
+@pytest.mark.parametrize(
+    ("launched_s", "updates", "is_early"),
+    [(0.5, [], False), (1.5, [], True), (2.5, [], False), (1.5, [1.75], False), (1.5, [0.5, 2.5], True)],
+)
+def test_all_reduce_is_early_between_two_passes_without_an_update(
+    launched_s: float, updates: list[float], is_early: bool
+) -> None:
+    calls: Any = [SimpleNamespace(name=name, launched_s=launched_s) for name in ("all_reduce", "all_gather")]
+    assert _early(calls, [1.0, 2.0], updates) == calls[:is_early]
+
+
+def test_host_gap_has_the_outermost_operator_and_ends_without_the_profilers_time() -> None:
+    made = Made()
+    made.kernel(ADD, 0.0, 0.125)
+    made.kernel(ADD, 0.75, 1.0)
+    for name in ("aten::outer", "aten::middle", "aten::inner"):
+        made.operator(name, 0.125, 0.75)
+    (row,) = host_gap_rows((found := made.profile(overheads=[(0.25, 0.5)])).trace, found.gaps[0], found.steps)
+    assert (row["host"], row["stretches_per_step"]) == ("aten::outer", 1)
+    assert row["time_s"] == pytest.approx(0.375)
