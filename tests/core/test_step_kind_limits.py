@@ -127,3 +127,8 @@ def test_spread_of_twenty_steps_is_without_two_at_either_end() -> None:
     for gap, found in ((least - 0.01, [(22, None)]), (least + 0.01, [(21, None), (1, None)])):
         durations = [math.exp(0.1 * place) for place in range(21)]
         assert kinds(random.Random(1).sample([*durations, math.exp(2 + gap)], 22)) == found
+
+
+def test_steps_have_at_most_four_kinds() -> None:
+    found = step_kinds([4.0**level for _ in range(10) for level in range(5)])
+    assert [(len(kind.positions), kind.every) for kind in found] == [(20, None), (10, 5), (10, 5), (10, 5)]

@@ -124,3 +124,16 @@ def test_buckets_of_a_model_of_unknown_size_are_not_early() -> None:
     reports = [loops.report(n, 4 * [loops.step(*calls)], bucket_bytes=[9], parameter_bytes=0) for n in (0, 1)]
     (row,) = loops.EXCHANGE.of(loops.tables_of(reports))
     assert (row["early"], row["early_share"], row["are_gradients"]) == (0, 0.0, True)
+
+
+@pytest.mark.parametrize(
+    ("workload", "profiler", "role"),
+    [
+        ("mine.py:step", "none", precision.TIMED), ("mine.py:step", "kineto", None),
+        ("mine.py:step", "precision_error", precision.ERRORS), (precision.TIMED, "kineto", None),
+        (precision.TIMED, "none", precision.TIMED),
+    ],
+)  # fmt: skip
+def test_own_model_has_errors_under_a_profiler_that_compares(workload: str, profiler: str, role: str | None) -> None:
+    made = record(replace(BASE, workload=workload, profiler=profiler, rounds=1), 1.0)  # type: ignore[arg-type]
+    assert precision._role(made) == role

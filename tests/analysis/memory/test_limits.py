@@ -135,6 +135,13 @@ def test_block_ends_where_the_next_begins(tmp_path: Path) -> None:
     assert [one.bytes for one in expandable.allocations] == [2 * MIB, 2 * MIB, 3 * MIB]
 
 
+@pytest.mark.parametrize(("asked", "given"), [(4 * MIB, 20 * MIB), (4 * MIB - 512, 4 * MIB - 512)])
+def test_block_of_the_largest_size_to_split_is_not_split(tmp_path: Path, asked: int, given: int) -> None:
+    events = [event("segment_alloc", 1 << 40, 20 * MIB), event("alloc", 1 << 40, asked, 1)]
+    (one,) = replayed(tmp_path, events, max_split_size=4 * MIB).allocations
+    assert one.bytes == given
+
+
 def test_first_of_equal_maxima_is_the_peak(tmp_path: Path) -> None:
     events = [event("alloc", 512, 512), event("free_completed", 512, 512, 1), event("alloc", 1024, 512, 2)]
     found = replayed(tmp_path, events)
