@@ -11,6 +11,8 @@ from cs_systems.analysis.attribution.distribution import _early
 from cs_systems.analysis.attribution.gaps import SILENT_S, silences
 from cs_systems.analysis.attribution.host_gaps import host_gap_rows
 from cs_systems.analysis.attribution.kernel_families import scores_of_attention
+from cs_systems.analysis.attribution.tables import _unsplit_backward
+from cs_systems.analysis.attribution.usual_steps import usual_steps
 from tests.analysis.attribution.made import ADD, PRODUCT, Made
 
 TICK_S = 2.0**-10
@@ -52,3 +54,26 @@ def test_host_gap_has_the_outermost_operator_and_ends_without_the_profilers_time
     (row,) = host_gap_rows((found := made.profile(overheads=[(0.25, 0.5)])).trace, found.gaps[0], found.steps)
     assert (row["host"], row["stretches_per_step"]) == ("aten::outer", 1)
     assert row["time_s"] == pytest.approx(0.375)
+
+
+@pytest.mark.parametrize(("count", "lost_s"), [(1, 0.25), (2, 0.0)])
+def test_single_step_has_a_start_up_and_two_that_end_at_once_have_none(count: int, lost_s: float) -> None:
+    """The work of the second step ends before that of the first."""
+    made = Made()
+    made.call("cudaMalloc", 0.25, 0.5)
+    for number, (start_s, end_s) in enumerate([(2.5, 3.0), (2.25, 2.5)][:count]):
+        made.range("step", number, number + 1)
+        made.kernel(ADD, start_s, end_s, number, stream=number)
+    usual = usual_steps(made.profile())
+    assert (usual.start_up_s, usual.is_once, usual.is_cold) == (lost_s, count == 1, False)
+
+
+@pytest.mark.parametrize(("ticks", "is_told"), [(7, False), (8, True)])
+def test_backward_of_which_half_is_in_no_layer_is_not_split(ticks: int, is_told: bool) -> None:
+    made = Made()
+    made.range("step", 0.0, 1.0)
+    made.range("backward", 0.0, 1.0)
+    made.range("layers.0", 0.0, 0.25)
+    made.kernel(PRODUCT, 0.125, 0.125 + 8 * TICK_S)
+    made.kernel(ADD, 0.5, 0.5 + ticks * TICK_S)
+    assert bool(_unsplit_backward(made.profile())) is is_told
