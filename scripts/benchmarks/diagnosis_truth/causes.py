@@ -49,6 +49,7 @@ CAUSES = {
     "casts": "copies between precisions",
     "layout-conversion": "conversions between memory layouts",
     "index-backward": "the gradient of an index or embedding operation",
+    "dense-gradient": "the gradient and the update cover a whole table, of which a batch reads few rows",
     "unfused-optimizer": "the optimizer launches kernels per parameter",
     "unfused-attention": "attention with its scores in memory",
     "graph-recorded-whole": "kernels inside CUDA graphs were not recorded one by one, so the cause is unknown",
