@@ -6,9 +6,9 @@ from torch.distributions import Categorical
 
 CASE = {
     "generation": 2,
-    "truth": "The rollout of 16 vectorised steps is a few percent; the epochs of updates on large batches take the time.",
+    "truth": "The rollout of 16 vectorised steps takes 9 to 16%, as measured; the epochs of updates on large batches take the rest.",
     "cause": None,
-    "also": [],
+    "also": ["periodic-pause"],
     "never": ["evaluation", "data-loading", "host-python", "small-operators", "duplicate-forward", "growth"],
     "healthy": True,
 }

@@ -18,6 +18,8 @@ CASE = {
         "elif distances[i][j]",
         "hardest(",
         "if distances[i][j] > far",
+        "far, positive = distances",
+        "near, negative = distances",
     ],
     "share": 53,
     "remedy": "mask the matrix of distances, and take amax and amin",

@@ -23,7 +23,7 @@ CASE = {
     ],
     "healthy": False,
     "ranks": 2,
-    "place": [],
+    "place": ["lengths = my_lengths(rank)", "return lengths[rank"],
     "share": None,
     "remedy": "deal batches of equal length to the ranks",
     "without": [["lengths[rank * half : (rank + 1) * half]", "lengths[rank::2]"]],
