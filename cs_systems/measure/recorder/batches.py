@@ -42,14 +42,27 @@ class ModelCalls:
     def __init__(self) -> None:
         self.chains: dict[tuple[Line, ...], bool] = {}
         self._known: dict[tuple[Line, ...], bool] = {}
+        self._backward: set[tuple[Line, ...]] = set()
+        self._of_loss: dict[tuple[Line, ...], bool] = {}
 
     def add(self, chain: tuple[Line, ...], has_gradients: bool) -> None:
         self.chains[chain] = self.chains.get(chain, False) or has_gradients
         self._known.clear()
 
     def clear(self) -> None:
-        self.chains.clear()
-        self._known.clear()
+        for each in (self.chains, self._known, self._backward, self._of_loss):
+            each.clear()
+
+    def add_backward(self, chain: tuple[Line, ...]) -> None:
+        """Note the own lines around a backward pass."""
+        self._backward.add(chain)
+        self._of_loss.clear()
+
+    def go_into_loss(self, chain: tuple[Line, ...]) -> bool:
+        """Return whether the innermost line makes what the loss is computed from, such as the outputs of a teacher."""
+        if chain not in self._of_loss:
+            self._of_loss[chain] = any(_goes_into(chain, backward) for backward in self._backward)
+        return self._of_loss[chain]
 
     def are_fed_by(self, chain: tuple[Line, ...]) -> bool:
         """Return whether the line makes an input of a training call, and does not call a model itself."""
@@ -71,6 +84,24 @@ class ModelCalls:
         return False
 
 
+def _goes_into(chain: Sequence[Line], backward: Sequence[Line]) -> bool:
+    depth = _parting(chain, backward)
+    if depth is None or not feeds(chain[depth], backward[depth:], owner=True):
+        return False
+    return all(_is_returned(line) for line in chain[depth + 1 :])
+
+
+def _is_returned(line: Line) -> bool:
+    """Return whether a line makes what its function returns."""
+    here = _located(line)
+    if here is None:
+        return False
+    returned = [node.value for node in _statements(here.scope) if isinstance(node, ast.Return) and node.value]
+    if any(_span(value).contains(here.span) for value in returned):
+        return True
+    return bool(_made(here) & _closure(here.scope, set[str]().union(*map(_names, returned))))
+
+
 def _parting(chain: Sequence[Line], call: Sequence[Line]) -> int | None:
     """Return the depth of the first frame in which two stacks differ; None if they share no frame."""
     for depth, (here, there) in enumerate(zip(chain, call, strict=False)):
@@ -81,15 +112,16 @@ def _parting(chain: Sequence[Line], call: Sequence[Line]) -> int | None:
     return None
 
 
-def feeds(line: Line, call: Sequence[Line]) -> bool:
-    """Return whether a line makes an input of a model.
+def feeds(line: Line, call: Sequence[Line], *, owner: bool = False) -> bool:
+    """Return whether a line makes an input of a call.
 
-    call: the lines that lead to the model's call; the first is in the same frame as `line`.
+    call: the lines that lead to the call; the first is in the same frame as `line`. owner: what owns the called method
+    is an input too, as `loss` of `loss.backward()`.
     """
     here, *outer = (_located(each) for each in (line, *call))
     if here is None or None in outer:
         return False
-    needed = set[str]()
+    needed = _names(outer[-1].owner) if owner and outer[-1] is not None else set[str]()
     inner: _Located | None = None
     for each in (each for each in reversed(outer) if each is not None):
         if inner is not None and inner.scope is not each.scope:  # names that are local to the inner function end there
@@ -104,11 +136,12 @@ def feeds(line: Line, call: Sequence[Line]) -> bool:
 class _Located(NamedTuple):
     """Instruction in its source: its range, the arguments if it is a call, its statement, and the function around it.
 
-    names: the names that its code looks up outside of the function.
+    owner: what owns the called method. names: the names that its code looks up outside of the function.
     """
 
     span: Span
     arguments: list[ast.expr]
+    owner: ast.expr | None
     statement: ast.stmt | None
     scope: _Scope
     names: frozenset[str]
@@ -124,9 +157,10 @@ def _located(line: Line) -> _Located | None:
     around = [*_around(tree, span)]
     statement = next((node for node in reversed(around) if isinstance(node, ast.stmt)), None)
     scope: _Scope = next((node for node in reversed(around) if isinstance(node, _Scope)), tree)
-    calls = (node for node in around if isinstance(node, ast.Call) and _span(node) == span)
-    arguments = next(([*node.args, *(each.value for each in node.keywords)] for node in calls), [])
-    return _Located(span, arguments, statement, scope, frozenset((*code.co_names, *code.co_freevars)))
+    call = next((node for node in around if isinstance(node, ast.Call) and _span(node) == span), None)
+    arguments = [*call.args, *(each.value for each in call.keywords)] if call else []
+    owner = call.func.value if call and isinstance(call.func, ast.Attribute) else None
+    return _Located(span, arguments, owner, statement, scope, frozenset((*code.co_names, *code.co_freevars)))
 
 
 @functools.lru_cache(maxsize=32)

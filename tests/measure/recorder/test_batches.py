@@ -74,3 +74,37 @@ def test_unreadable_source_has_no_line_that_feeds_the_model() -> None:
     }
     exec(compile("x = look()\nmodel(x)", "gone.py", "exec"), names)
     assert not calls.are_fed_by(looks[0])
+
+
+# program → whether the loss is computed from what the call of `policy`, a forward without gradients, returns
+INTO_LOSS = {
+    "soft = policy(1)\nloss = Loss(model(1), soft)\nloss.backward()": True,
+    "seen = policy(1)\nloss = Loss(model(1))\nloss.backward()": False,
+    "def step():\n    soft = policy(1)\n    return Loss(model(1), soft)\nloss = step()\nloss.backward()": True,
+    "def step():\n    x = policy(1)\n    print(x)\n    return Loss(model(1))\nloss = step()\nloss.backward()": False,
+    "def step():\n    return Loss(policy(1))\nlosses = [step()]\nfor loss in losses:\n    loss.backward()": True,
+}
+
+
+@pytest.mark.parametrize("program", INTO_LOSS)
+def test_forward_without_gradients_goes_into_the_loss_if_it_is_computed_from_its_result(
+    program: str, tmp_path: Path
+) -> None:
+    file, calls = tmp_path / "loop.py", ModelCalls()
+    file.write_text(program)
+    looks: list[Any] = []
+
+    def chain(depth: int = 2) -> Any:
+        own = own_lines(sys._getframe(depth))[0]
+        return tuple(line for line in own if line[0].co_filename == str(file))
+
+    class Loss:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def backward(self) -> None:
+            calls.add_backward(chain())
+
+    names = {"model": lambda _: 0, "policy": lambda _: looks.append(chain()), "Loss": Loss, "print": lambda _: None}
+    exec(compile(file.read_text(), str(file), "exec"), names)
+    assert [calls.go_into_loss(each) for each in looks] == [INTO_LOSS[program]]
