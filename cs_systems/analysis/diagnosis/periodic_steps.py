@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from cs_systems.analysis.attribution.host_work import host_work
 from cs_systems.analysis.attribution.slow_steps import beyond
 from cs_systems.analysis.attribution.usual_steps import START_UP, Usual
@@ -14,6 +16,7 @@ from cs_systems.core.units import counted
 
 _ORDINALS = {2: "second", 3: "third", 4: "fourth", 5: "fifth", 6: "sixth", 7: "seventh", 8: "eighth", 9: "ninth",
              10: "tenth", 20: "twentieth", 50: "fiftieth", 100: "hundredth"}  # fmt: skip
+COLLECTIVE = re.compile(r"\b(all_(reduce|gather|to_all)|reduce(_scatter)?|broadcast|barrier|gather|scatter)\w*$")
 EVALUATION = "evaluate less often or on fewer batches"
 LOOK = "see what the loop does there besides a usual step"
 REMEDY = "do this less often, or make it faster"
@@ -48,6 +51,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
     collected = COLLECTIONS.first(evidence.tables)
     if collected is not None and collected["in_steps"] >= FEWEST and collected["time_s"] > extra_s / 2:
         return None  # these steps are slow because of the garbage collector, which another rule reports
+    if COLLECTIVE.search(most.get("calls") or ""):
+        return None  # it waits there for other ranks; the rules of communication and of the straggler judge that
     cause = f"{extra_s / total_s:.0%} of the loop is in {steps_of(most)}"
     function, place, calls = most.get("function"), most.get("place"), most.get("calls")
     remedy = REMEDY
