@@ -123,6 +123,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "unused-passes": ("skipped-steps",),
     "unused-tensor-cores": ("fp32-products",),
     "value-checks": ("host-python",),
+    "written-tensors": ("logging",),
 }
 NAMES = {
     r"garbage|gc\.collect|\bcollect\b": "garbage-collection",

@@ -31,20 +31,21 @@ class OwnPythonRow(TypedDict):
     time_s: float  # per step
     share: float  # share of the phase's samples
     samples: int
-    feeds_model: bool  # its result is an input of the model
+    feeds_model: bool  # its result is an input of the model, or that of a forward without gradients one of the loss
 
 
 class InnerLineRow(TypedDict):
-    """Own line inside the model's forward or the loss in the usual steps, by samples of the stack."""
+    """Own line inside forward, loss or backward in the usual steps, by samples of the stack."""
 
     phase: str
     function: str
     place: str
     method: str | None  # the function that is called there, without what is before its last dot
     source: str
-    is_plain: bool  # the line's function holds no tensor
+    is_plain: bool  # the line, or its whole function, uses no tensor
     time_s: float  # per step
     samples: int
+    late_s: float | None  # of its function: median rest of the call in which a sample was requested; None off a CPU
 
 
 class SlowStepsRow(TypedDict):
@@ -278,7 +279,7 @@ class UnsampledRow(TypedDict):
 
 WHOLE_LOOP = Table("whole_loop", LoopTimeRow, "time of the whole loop by kind of step")
 OWN_PYTHON = Table("own_python", OwnPythonRow, "the script's own Python, per step")
-INNER_LINES = Table("inner_lines", InnerLineRow, "own lines inside forward and loss, per step")
+INNER_LINES = Table("inner_lines", InnerLineRow, "own lines inside the model's phases, per step")
 SLOW_STEPS = Table("slow_steps", SlowStepsRow, "steps that take longer than the usual ones")
 COLLECTIONS = Table("garbage_collection", CollectionRow, "garbage collection")
 GROWTH = Table("growth", GrowthRow, "growth from step to step")

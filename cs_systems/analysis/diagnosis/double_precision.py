@@ -71,4 +71,4 @@ def _of_weights(evidence: Evidence, step_s: float) -> Diagnosis | None:
     return Diagnosis(cause, REMEDY, step_s, None, evidence=(row,), takes=time_s)
 
 
-RULE = Rule(find, shortens_kernels=True)
+RULE = Rule(find, shortens_kernels=True, refines=("rollouts",))

@@ -20,7 +20,9 @@ def find(evidence: Evidence) -> Diagnosis | None:
     rows = [row for row in INNER_LINES.of(evidence.tables) if row["is_plain"] and not row["place"].startswith("<")]
     in_loss_s = sum(row["time_s"] for row in rows if row["phase"] == Phase.LOSS)
     is_after = in_loss_s > MOSTLY * sum(row["time_s"] for row in rows)
+    is_custom = any(row["phase"] == Phase.BACKWARD for row in rows)
     where = "between the model and backward" if is_after else "inside the model"
+    where = "inside forward and backward" if is_custom else where
     return of_lines(rows, evidence, f"is Python {where}, which computes without tensors", REMEDY)
 
 

@@ -1,4 +1,7 @@
-"""Rule for forward passes without gradients in every step: rollouts, generation, or evaluation."""
+"""Rule for forward passes without gradients in every step: rollouts, generation, or evaluation.
+
+Those of a teacher or a target network, which the loss needs, are no cause.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     """Find the time of forward passes that train nothing, with the lines that call them."""
     step_s = evidence.step_s
     rows = [row for row in OWN_PYTHON.of(evidence.tables) if row["phase"] == WITHOUT_GRADIENTS]
-    rows = [row for row in rows if row["samples"] >= FEWEST and row["place"]]
+    rows = [row for row in rows if row["samples"] >= FEWEST and row["place"] and not row.get("feeds_model")]
     lasted_s = sum(row["time_s"] for row in rows)
     if step_s is None or lasted_s < NOTABLE * step_s:
         return None

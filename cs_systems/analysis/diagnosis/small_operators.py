@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from cs_systems.analysis.comparison.loop_findings import FORWARD_OPERATORS
+from collections.abc import Sequence
+
+from cs_systems.analysis.comparison.loop_findings import FORWARD_OPERATORS, INNER_LINES, InnerLineRow
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis.own_python import called_at
+from cs_systems.analysis.diagnosis.python_in_forward import places
 from cs_systems.config import Phase
 from cs_systems.core.units import human
 
@@ -13,6 +16,9 @@ FEWEST = 300  # operators of a forward pass; a loop over samples or time steps h
 MOST_ARITHMETIC = 0.25  # share of the time of forward and backward, in the fastest step
 PASSES = 3  # arithmetic of forward and backward, as a multiple of forward's
 NOTABLE = 0.10  # share of the step
+# Of one own function, by samples of the stack: its share of forward and loss, the longest rest of a call in which a
+# sample was requested, which a busy machine makes longer and not shorter, and the fewest such calls and samples.
+MOST_OF_FORWARD, SHORT_S, FEWEST_CALLS, FEWEST_SAMPLES = 0.5, 1.5e-4, 100, 20
 PHASES = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
 REMEDY = (
     "compute more in one operator: a whole batch in place of one sample, nn.LSTM in place of a loop over cells; or "
@@ -21,7 +27,11 @@ REMEDY = (
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find forward and backward passes whose results are too small to explain their time."""
+    """Find passes whose results are too small to explain their time, or own functions that make many short calls."""
+    return _of_graph(evidence) or _of_samples(evidence)
+
+
+def _of_graph(evidence: Evidence) -> Diagnosis | None:
     row = FORWARD_OPERATORS.first(evidence.tables)
     step_s, measurement = evidence.step_s, evidence.measurement
     if row is None or step_s is None or measurement is None or not measurement.timed or row["operators"] < FEWEST:
@@ -39,6 +49,30 @@ def find(evidence: Evidence) -> Diagnosis | None:
     where = called_at(row.get("function"), place, None) if place else ""
     at_best = step_s - lasted_s + min(lasted_s, arithmetic_s)
     return Diagnosis(cause, REMEDY, step_s, at_best, evidence=({**row},), where=where, takes=lasted_s)
+
+
+def _of_samples(evidence: Evidence) -> Diagnosis | None:
+    """Find own functions in forward and loss that use tensors, in a loop whose calls are short."""
+    step_s = evidence.step_s
+    if step_s is None or not evidence.is_loop:
+        return None
+    by_function: dict[tuple[str, str], list[InnerLineRow]] = {}
+    for row in INNER_LINES.of(evidence.tables):
+        if row["phase"] != Phase.BACKWARD and not row["is_plain"] and (row.get("late_s") or SHORT_S) < SHORT_S:
+            by_function.setdefault((row["function"], row["place"].partition(":")[0]), []).append(row)
+    least_s = max(NOTABLE * step_s, MOST_OF_FORWARD * evidence.phases_s(Phase.FORWARD, Phase.LOSS))
+    rows = [row for alike in by_function.values() if _is_short(alike, least_s) for row in alike]
+    if not rows:
+        return None
+    lasted_s = min(step_s, sum(row["time_s"] for row in rows))
+    cause = f"{lasted_s / step_s:.0%} of the step is a loop over small operators: {places(rows, step_s)}"
+    return Diagnosis(cause, REMEDY, step_s, takes=lasted_s, evidence=tuple(rows))
+
+
+def _is_short(rows: Sequence[InnerLineRow], least_s: float) -> bool:
+    time_s, late_s = sum(row["time_s"] for row in rows), max(row["late_s"] or SHORT_S for row in rows)
+    is_seen = sum(row["samples"] for row in rows) >= FEWEST_SAMPLES
+    return is_seen and time_s >= max(least_s, FEWEST_CALLS * 2 * late_s)
 
 
 RULE = Rule(find)

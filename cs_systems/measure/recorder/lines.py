@@ -4,28 +4,34 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from types import CodeType
 from typing import NamedTuple
 
 from cs_systems.analysis.comparison import loop_findings as found
 from cs_systems.analysis.comparison.loop_findings import BETWEEN, OTHER, WITHOUT_GRADIENTS
 from cs_systems.core.step_kinds import StepKind
-from cs_systems.measure.recorder.phases import FORWARD, INPUT, LOSS
+from cs_systems.measure.recorder.phases import BACKWARD, FORWARD, INPUT, LOSS
 from cs_systems.measure.recorder.stacks import Line, Sample, callee_of, function_of, method_of, place_of, source_of
 
 MOST_ROWS = 10
 MOST_INNER = 40
 # Methods that write a log, in a function that itself calls no phase.
 WRITES = {"write", "writelines", "writerow", "add_scalar", "add_scalars", "add_histogram", "dump", "log_metrics"}
+INNER = (FORWARD, LOSS, BACKWARD)  # phases of the model, in which own lines are found too
 AROUND = (OTHER, BETWEEN, INPUT)  # phases in which the program's own code may run
 
 
 def own_python(
-    samples: Sequence[Sample], phases_s: dict[str, float], feeds_model: Callable[[tuple[Line, ...]], bool]
+    samples: Sequence[Sample],
+    phases_s: dict[str, float],
+    feeds_model: Callable[[tuple[Line, ...]], bool],
+    goes_into_loss: Callable[[tuple[Line, ...]], bool] = lambda _: False,
 ) -> list[found.OwnPythonRow]:
     """Return a row per own function and phase of these samples, in seconds of a timed step.
 
-    feeds_model: returns whether the lines compute an input of the model.
+    feeds_model: returns whether the lines compute an input of the model. goes_into_loss: the same of the loss, for
+    forward passes without gradients.
     """
     by_phase: Counter[str] = Counter()
     times: dict[tuple[str, CodeType, bool], Counter[Line]] = {}
@@ -44,7 +50,8 @@ def own_python(
         if phase == OTHER and line in calls:
             around_s += sample.time_s
         elif line is not None:
-            kind = phase, line[0], phase == OTHER and feeds_model(_chain(sample))
+            flows = feeds_model if phase == OTHER else goes_into_loss if phase == WITHOUT_GRADIENTS else None
+            kind = phase, line[0], flows is not None and flows(_chain(sample))
             times.setdefault(kind, Counter())[line] += sample.time_s  # type: ignore[assignment]
             counts[kind] += 1
     rows: list[found.OwnPythonRow] = []
@@ -89,17 +96,21 @@ def own_python(
     return sorted(rows, key=lambda row: -row["time_s"])[:MOST_ROWS]
 
 
-def inner_lines(samples: Sequence[Sample], phases_s: dict[str, float]) -> list[found.InnerLineRow]:
-    """Return a row per own line inside forward and loss, with its time by samples, in seconds of a timed step."""
+def inner_lines(
+    samples: Sequence[Sample], phases_s: dict[str, float], *, is_cpu: bool = True
+) -> list[found.InnerLineRow]:
+    """Return a row per own line inside the model's phases, with its time by samples, in seconds of a timed step."""
     by_phase: Counter[str] = Counter()
     times: Counter[tuple[str, Line, bool]] = Counter()
     counts: Counter[tuple[str, Line, bool]] = Counter()
+    late_s: dict[CodeType, list[float]] = {}
     for sample in samples:
         phase = sample.phase.phase() if sample.phase is not None else None
-        if phase is None or _timed(phase) not in (FORWARD, LOSS):
+        if phase is None or _timed(phase) not in INNER:
             continue
         by_phase[_timed(phase)] += sample.time_s + sample.lost_s  # type: ignore[assignment]
-        if sample.leaf is not None and phase in (FORWARD, LOSS):
+        if sample.leaf is not None and phase in INNER:
+            late_s.setdefault(sample.leaf[0], []).append(sample.late_s)
             times[phase, sample.leaf, sample.is_plain] += sample.time_s  # type: ignore[assignment]
             counts[phase, sample.leaf, sample.is_plain] += 1
     rows: dict[tuple[str, str, str | None, bool], found.InnerLineRow] = {}
@@ -118,6 +129,7 @@ def inner_lines(samples: Sequence[Sample], phases_s: dict[str, float]) -> list[f
                 "is_plain": is_plain,
                 "time_s": 0.0,
                 "samples": 0,
+                "late_s": median(late_s[line[0]]) if is_cpu else None,
             },
         )
         row["time_s"] += lasted_s / by_phase[phase] * phases_s[phase]

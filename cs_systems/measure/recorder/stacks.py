@@ -23,7 +23,7 @@ import time
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from types import CodeType, FrameType
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType, NoneType
 from typing import Any, NamedTuple
 
 import torch
@@ -46,6 +46,8 @@ _LIBRARIES = tuple(
 )
 _MODULE_CALL = torch.nn.modules.module.__file__
 _CALLEE = re.compile(r"(?:await\s+)?([A-Za-z_][\w.]*(?:\([^()]*\)\.[\w.]+)*)\s*\(")
+_READS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME")
+DEEPEST = 2  # lists inside lists whose first element is looked at
 _HOLD_LOCALS = {"locals", "vars", "eval", "exec"}  # functions that use the dictionary of their caller's variables
 _METHOD = re.compile(r"([A-Za-z_]\w*)\([^()]*\)$")
 _LONGEST_CALLEE = 40
@@ -64,7 +66,9 @@ class Sample(NamedTuple):
         leaf: the innermost own line of the program, also inside a module; None without one.
         time_s: the time since the previous sample, without lost_s.
         lost_s: the part of it in which the garbage collector ran.
-        is_plain: the function of the innermost own line holds no tensor, and so computes with none.
+        is_plain: the innermost own line, or its whole function, uses no tensor.
+        late_s: the time from the request for the sample until it was taken, without waits for a core: the rest of the
+            call that was running.
     """
 
     step: int
@@ -74,6 +78,7 @@ class Sample(NamedTuple):
     time_s: float
     lost_s: float = 0.0
     is_plain: bool = False
+    late_s: float = 0.0
 
 
 class Sampler:
@@ -184,8 +189,9 @@ class Sampler:
         stays = before and before.step == number and before.leaf and leaf and leaf[0] is before.leaf[0]
         before_s = max(0.0, asked_s - last_s - (0.0 if stays else waited_till_then_s - was_waited_s))
         weight_s = max(0.0, before_s + now - max(asked_s, last_s) - collected_s)
-        is_plain = leaf is not None and self._samples_all and holds_no_tensor(sys._getframe(1), leaf[0])
-        self.samples.append(Sample(number, self._phase_of(), chain, leaf, weight_s, collected_s, is_plain))
+        is_plain = leaf is not None and self._samples_all and uses_no_tensor(sys._getframe(1), leaf)
+        late_s = max(0.0, now - asked_s - (waited_s - waited_till_then_s))
+        self.samples.append(Sample(number, self._phase_of(), chain, leaf, weight_s, collected_s, is_plain, late_s))
         self._last = time.perf_counter(), waited_s, lost_s
         return 0
 
@@ -248,17 +254,38 @@ def own_lines(frame: FrameType | None) -> tuple[tuple[Line, ...], Line | None]:
     return tuple(reversed(chain)), leaf
 
 
-def holds_no_tensor(frame: FrameType | None, code: CodeType) -> bool:
-    """Return whether no variable of the innermost call of a function holds a tensor, also inside a list or tuple."""
+def uses_no_tensor(frame: FrameType | None, line: Line) -> bool:
+    """Return whether a line uses plain values alone, or no variable of its function's innermost call holds a tensor."""
+    code = line[0]
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back
     if frame is None or not code.co_flags & inspect.CO_OPTIMIZED or holds_locals(code):
         return False  # the body of a script, or a function that may keep the dictionary which is emptied below
-    names = frame.f_locals
+    names, outside = frame.f_locals, frame.f_globals
+    used = _names_in(line)
+    is_plain = bool(used) and all(_is_plain(names[n] if n in names else outside.get(n)) for n in used)
     tensor = any(isinstance(each, torch.Tensor) for value in names.values() for each in _value_and_first(value))
     if isinstance(names, dict):
         names.clear()  # Python keeps this copy with the frame, and it would keep the tensors alive
-    return not tensor
+    return is_plain or not tensor
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_in(line: Line) -> frozenset[str]:
+    """Return the variables that the instructions of a line read."""
+    code, number = line[0], line_of(line)
+    here = (each for each in dis.get_instructions(code) if line_of((code, each.offset)) == number)
+    return frozenset(each.argval for each in here if each.opname in _READS)
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    """Return whether a value is a number, text, array, module or function outside of torch, or a list of such."""
+    if type(value) in (list, tuple):
+        return not value or (depth < DEEPEST and _is_plain(value[0], depth + 1))
+    if isinstance(value, (ModuleType, FunctionType, BuiltinFunctionType, type)):
+        name = value.__name__ if isinstance(value, ModuleType) else value.__module__ or ""
+        return name.partition(".")[0] != "torch"
+    return isinstance(value, (int, float, complex, str, bytes, range, NoneType)) or type(value).__module__ == "numpy"
 
 
 @functools.lru_cache(maxsize=4096)  # called for each sample
@@ -286,8 +313,10 @@ def position_of(line: Line) -> tuple[int | None, int | None, int | None, int | N
 
 
 def line_of(line: Line) -> int:
-    """Return the number of the line, or of the function's first line if Python does not know it."""
-    return position_of(line)[0] or line[0].co_firstlineno
+    """Return the number of the line; the jump at the end of a loop, which has none, belongs to the line before it."""
+    code, at = line
+    known = (first for first, *_ in reversed([*code.co_positions()][: at // 2 + 1]) if first)
+    return next(known, code.co_firstlineno)
 
 
 def place_of(line: Line) -> str:

@@ -179,7 +179,8 @@ class Watch(Observer):
             self.sample_all(period is not Period.HISTORY)
 
     def look_before_backward(self, roots: Any) -> None:
-        """Count the operators of forward passes before it, in the first step that is sampled from its start."""
+        """Note its place; count the operators of forward before it, in the first step sampled from its start."""
+        self._model_calls.add_backward(own_lines(sys._getframe(1))[0])
         if self._device.is_cuda or len(self.durations_s) != self.all_sampled.start:
             return
         self.pause()
@@ -222,7 +223,8 @@ class Watch(Observer):
         if kinds:
             usual = self._usual_sampled(kinds)
             of_usual = [s for s in by_step if s.step in {*usual}]
-            own = own_python(of_usual, timing.phases_s, self._model_calls.are_fed_by)
+            calls = self._model_calls
+            own = own_python(of_usual, timing.phases_s, calls.are_fed_by, calls.go_into_loss)
             usually = Usual(kinds[0].median_s, timing.phases_s, lines_of(of_usual, len(usual)))
             first, start = self._slow_start(timing.all_s)
             slow = [
@@ -231,7 +233,7 @@ class Watch(Observer):
                 if kind.median_s > kinds[0].median_s and len({*kind.positions} & first) <= len(kind.positions) / 2
             ]
             made |= found.OWN_PYTHON.filled(own) if own else {}
-            inner = inner_lines(of_usual, timing.phases_s)
+            inner = inner_lines(of_usual, timing.phases_s, is_cpu=self._device.torch.type == "cpu")
             made |= found.INNER_LINES.filled(inner) if inner else {}
             if self._broadcast is not None:
                 shape, before, after = self._broadcast

@@ -76,7 +76,7 @@ def in_double(**known: Any) -> dict[str, Any]:
 
 def inner(function: str, line: int, time_s: float, **known: Any) -> dict[str, Any]:
     row = {"phase": "forward", "function": function, "place": f"train.py:{line}", "method": None, "source": "x = x + 1"}
-    return row | {"is_plain": False, "time_s": time_s, "samples": 50} | known
+    return row | {"is_plain": False, "time_s": time_s, "samples": 50, "late_s": 1e-3} | known
 
 
 DROPPED = {"optimizer": "Adam", "parameters": 14, "first": "Generator.net.0.weight", "passes": 8, "of_passes": 16,
@@ -170,6 +170,13 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         0.08,
         "20% of the step is checks for NaN or infinity inside the model: check() at train.py:8 (20%): remove the "
         "checks, look at the loss alone, or check every hundredth step; not below 80 ms, now 100 ms",
+    ),
+    "written-tensors": (
+        loop({"inner_lines": [inner("Net.forward", 8, 0.02, source='log.debug(f"scores {w}")')]}),
+        0.08,
+        "20% of the step writes tensors as text inside the model: Net.forward() at train.py:8 (20%): write less often; "
+        "give the logger arguments in place of an f-string, which is made also where its level is off, and shapes or "
+        "means in place of tensors; not below 80 ms, now 100 ms",
     ),
     "tensor-copies": (
         loop({"inner_lines": [inner("Net.forward", 8, 0.015, method="clone"), inner("Net.forward", 9, 0.01)]}),
@@ -771,3 +778,32 @@ def test_slow_steps_that_wait_for_a_batch_are_the_inputs() -> None:
     with_input = replace(loop(waiting), measurement=Measurement("monotonic", (sample,) * 10, 0.0))
     assert [one.code for one in apply_rules(with_input).diagnoses] == ["data-input"]
     assert [one.code for one in apply_rules(loop(waiting)).diagnoses] == ["periodic-steps"]
+
+
+@pytest.mark.parametrize(
+    ("known", "is_found"),
+    [
+        ({"late_s": 5e-5}, True),
+        ({"late_s": 2e-4}, False),  # half of a call that computes for 0.4 ms, or a busy machine
+        ({"late_s": None}, False),  # not on a CPU
+        ({"late_s": 5e-5, "samples": 10}, False),
+        ({"late_s": 5e-5, "phase": "backward"}, False),
+    ],
+)
+def test_function_of_many_short_calls_is_a_loop_over_small_operators(known: Any, is_found: bool) -> None:
+    row = inner("advantages", 8, 0.02, **known)
+    found = apply_rules(loop({"inner_lines": [row, inner("Net.forward", 20, 0.01)]})).diagnoses
+    assert [one.sentence[:80] for one in found] == [
+        "20% of the step is a loop over small operators: advantages() at train.py:8 (20%)"
+    ] * is_found
+    assert not causes(loop({"inner_lines": [row | {"time_s": 0.015}]}))
+
+
+def test_outputs_of_a_teacher_are_no_rollouts() -> None:
+    row = own("train", 40, 0.03, "teacher", "forward without gradients")
+    assert not causes(loop({"own_python": [row | {"feeds_model": True}]}))
+
+
+def test_steps_that_wait_in_a_collective_are_left_to_the_rules_of_ranks() -> None:
+    for calls, count in (("dist.all_reduce", 0), ("dist.barrier", 0), ("evaluate", 1)):
+        assert len(causes(loop({"slow_steps": [slow(calls=calls, without_gradients=False)]}))) == count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from cs_systems.machine.device import resolve
 from cs_systems.measure.recorder import kept
 from cs_systems.measure.recorder.memory import Memory
 from cs_systems.measure.recorder.padding import Padding, filled_share
-from cs_systems.measure.recorder.stacks import Sample, Sampler, holds_locals, holds_no_tensor
+from cs_systems.measure.recorder.stacks import Sample, Sampler, holds_locals, line_of, uses_no_tensor
 from cs_systems.measure.recorder.watch import Watch
 from cs_systems.record import append_record, read_records
 from tests.measure.recorder.loops import train
@@ -127,7 +129,7 @@ def test_dictionary_of_variables_that_a_function_keeps_is_left_alone() -> None:
     def keeps(rate: float) -> tuple[bool, dict[str, object]]:
         known = locals()
         assert "rate" not in kept.sizes(sys._getframe())
-        return holds_no_tensor(sys._getframe(), sys._getframe().f_code), known
+        return uses_no_tensor(frame := sys._getframe(), (frame.f_code, frame.f_lasti)), known
 
     assert keeps(0.1) == (False, {"rate": 0.1})
 
@@ -143,17 +145,41 @@ def test_method_or_attribute_named_like_locals_is_no_reason_to_leave_a_function_
     assert [holds_locals(function.__code__) for function in (calls, keeps)] == [False, True]
 
 
-def test_function_holds_no_tensor_unless_a_variable_does() -> None:
+def test_line_uses_no_tensor_unless_one_of_its_names_or_else_of_its_function_does() -> None:
+    def here(frame: FrameType) -> bool:
+        return uses_no_tensor(frame, (frame.f_code, frame.f_lasti))
+
     def plain(count: int) -> bool:
         rows = [[number] for number in range(count)]
-        return holds_no_tensor(sys._getframe(), sys._getframe().f_code) and bool(rows)
+        return here(sys._getframe()) and bool(rows)
 
     def tensors(count: int) -> bool:
         rows = [torch.ones(1) for _ in range(count)]
-        return holds_no_tensor(sys._getframe(), sys._getframe().f_code) and bool(rows)
+        return here(sys._getframe()) and bool(rows)
+
+    def both(x: torch.Tensor) -> tuple[bool, bool]:
+        rows, look = x.tolist(), here
+        of_rows = look(sys._getframe()) and bool(rows)
+        of_tensor = look(sys._getframe()) and bool(x.any())
+        return of_rows, of_tensor
 
     assert plain(3)
     assert not tensors(3)
+    assert both(torch.ones(2)) == (True, False)
+
+
+def test_jump_at_the_end_of_a_loop_belongs_to_its_last_line_with_a_number() -> None:
+    def loop(rows: list[int]) -> int:
+        most = 0
+        for row in rows:
+            if row > most:
+                most = row
+        return most
+
+    first = loop.__code__.co_firstlineno
+    jumps = [each.offset for each in dis.get_instructions(loop) if each.opname == "JUMP_BACKWARD"]
+    assert jumps
+    assert all(line_of((loop.__code__, at)) in (first + 3, first + 4) for at in jumps)
 
 
 def test_record_of_a_loop_is_read_in_its_latest_form(tmp_path: Path) -> None:

@@ -1,0 +1,25 @@
+"""Rule for tensors written as text inside the model: a log or print whose arguments are tensors."""
+
+from __future__ import annotations
+
+import re
+
+from cs_systems.analysis.comparison.loop_findings import INNER_LINES
+from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis.python_in_forward import of_lines
+
+_WRITES = re.compile(r"\b_?log(ger|ging)?\.(debug|info|warning|error|log)\(|\bprint\(", re.IGNORECASE)
+REMEDY = (
+    "write less often; give the logger arguments in place of an f-string, which is made also where its level is off, "
+    "and shapes or means in place of tensors"
+)
+
+
+def find(evidence: Evidence) -> Diagnosis | None:
+    """Find the time of own lines inside the model that log or print."""
+    rows = [row for row in INNER_LINES.of(evidence.tables) if _WRITES.search(row["source"])]
+    return of_lines(rows, evidence, "writes tensors as text inside the model", REMEDY)
+
+
+RULE = Rule(find, refines=("small-operators", "python-in-forward"))
