@@ -62,6 +62,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "cached-memory": ("cached-memory",),
     "cpu-offload": ("cpu-offload",),
     "data-input": ("data-loading",),
+    "dense-gradients": ("dense-gradient",),
     "device-allocation": ("device-allocation",),
     "divergence": ("divergence",),
     "double-precision": ("fp64-products",),

@@ -164,6 +164,15 @@ class UnusedGradientsRow(TypedDict):
     first: str  # name of the first parameter
 
 
+class DenseGradientsRow(TypedDict):
+    """Parameter whose gradient is zero in most rows, such as the table of an embedding; an optimizer updates all."""
+
+    parameter: str  # its name
+    rows: int
+    used: int  # rows with a gradient, in the step that was looked at
+    share: float  # of the elements of all optimizers
+
+
 class RepeatedCallsRow(TypedDict):
     """Repeated calls of a model with the same input in one step."""
 
@@ -292,6 +301,7 @@ OUTCOME = Table("outcome", OutcomeRow, "outcome of the timed steps")
 UPDATES = Table("updates", UpdatesRow, "steps of the optimizers that were looked at")
 UNUSED_PASSES = Table("unused_passes", UnusedPassesRow, "backward passes without an optimizer step")
 UNUSED_GRADIENTS = Table("unused_gradients", UnusedGradientsRow, "gradients that no optimizer uses")
+DENSE_GRADIENTS = Table("dense_gradients", DenseGradientsRow, "gradients that are zero in most rows")
 REPEATED_CALLS = Table("repeated_calls", RepeatedCallsRow, "calls of a model with the same input")
 DROPPED_GRADIENTS = Table(
     "dropped_gradients", DroppedGradientsRow, "gradients that are cleared before their optimizer's step"

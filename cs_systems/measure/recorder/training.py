@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -20,6 +21,8 @@ from cs_systems.measure.recorder.subject import Subject
 from cs_systems.measure.recorder.weights import Weights
 from cs_systems.measure.workloads._batches import tensors_in
 
+FEW_ROWS = 0.1  # largest share of a table's rows with a gradient
+FEWEST_ROWS, FEWEST_ELEMENTS = 1_000, 500_000  # of a table; a smaller one costs little
 Known = dict[int, tuple[str, Tensor]]  # parameters by their identity, with their names
 
 
@@ -41,6 +44,7 @@ class Training(FewSteps):
         self._steps = self._first_step = self._compared_steps = 0
         self._needs_input_gradients = False
         self._costs: dict[int, tuple[Mapping[frozenset[int], float], str | None]] = {}
+        self._used_rows: dict[Optimizer, dict[int, int]] = {}
 
     def step_recorded(self, number: int, timeline: Timeline) -> None:
         """Count a step, and look at the weights when the models are known."""
@@ -80,6 +84,8 @@ class Training(FewSteps):
 
     def look_before_update(self, optimizer: Optimizer) -> None:
         self._gradients.step_begins(optimizer)
+        if optimizer not in self._used_rows:
+            self._used_rows[optimizer] = {id(p): used_rows(p.grad) for p in _held(optimizer) if is_table(p)}
 
     def look_after_update(self, optimizer: Optimizer) -> None:
         self._gradients.step_ends(optimizer)
@@ -98,6 +104,7 @@ class Training(FewSteps):
             self.keep(found.UNUSED_PASSES, [{"passes": used + unused, "unused": unused}])
         self.keep(found.UNUSED_GRADIENTS, self._held_by_none())
         self.keep(found.DROPPED_GRADIENTS, [*self._dropped()])
+        self.keep(found.DENSE_GRADIENTS, [*self._dense()])
         self._gradients = Gradients()
 
     def _parameters(self) -> Known:
@@ -155,6 +162,16 @@ class Training(FewSteps):
                     "passes": len(places), "of_passes": len(self._costs), "share": dropped / total, "place": places[-1],
                 }  # fmt: skip
 
+    def _dense(self) -> Iterator[found.DenseGradientsRow]:
+        """Yield a row for each large table with a gradient in few of its rows."""
+        known = self._parameters()
+        elements = _elements(p for optimizer in self._used_rows for p in _held(optimizer))
+        for which, used in ((which, used) for of in self._used_rows.values() for which, used in of.items()):
+            if which in known and 0 < used <= FEW_ROWS * len(known[which][1]):
+                name, table = known[which]
+                share = table.numel() / elements
+                yield {"parameter": name, "rows": len(table), "used": used, "share": share}
+
     def _held_by_none(self) -> list[found.UnusedGradientsRow]:
         """Return a row for parameters with gradients that neither an optimizer nor the program itself uses."""
         gradients, known = self._gradients, self._parameters()
@@ -173,6 +190,18 @@ class Training(FewSteps):
         first = unheld[0][0]
         return [{"parameters": len(unheld), "elements": elements, "share": elements / _elements(with_gradient),
                  "first": first}]  # fmt: skip
+
+
+def is_table(parameter: Tensor) -> bool:
+    """Return whether a parameter is a large matrix on this rank, with a dense gradient."""
+    gradient = parameter.grad
+    is_plain = gradient is not None and type(gradient) is Tensor and gradient.layout is torch.strided
+    return is_plain and parameter.dim() == 2 and len(parameter) >= FEWEST_ROWS and parameter.numel() >= FEWEST_ELEMENTS
+
+
+def used_rows(gradient: Tensor | None) -> int:
+    """Return the number of a matrix's rows that are not zero."""
+    return 0 if gradient is None else int(gradient.detach().any(1).sum())
 
 
 def _held(optimizer: Optimizer) -> list[Tensor]:

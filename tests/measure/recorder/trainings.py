@@ -155,6 +155,12 @@ def backbone_with_gradients() -> Step:
     return step
 
 
+def table_of_which_few_rows_are_used(sparse: bool = False) -> Step:
+    table = nn.Embedding(12_000, 64, sparse=sparse)
+    optimizer = torch.optim.SparseAdam(table.parameters()) if sparse else torch.optim.Adam(table.parameters())
+    return lambda: update(optimizer, table(torch.randint(12_000, (200,))).square().mean())
+
+
 def metric_by_another_call(*, after_update: bool) -> Step:
     model = net()
     optimizer = AdamW(model.parameters())
@@ -229,6 +235,7 @@ FAULTS: dict[str, tuple[Callable[[], Step], str]] = {  # name → (the loop, the
     "steps_of_a_third": (steps_of_a_third, "unused-passes"),
     "diverging": (diverging, "divergence"),
     "backbone_with_gradients": (backbone_with_gradients, "unused-gradients"),
+    "table_of_which_few_rows_are_used": (table_of_which_few_rows_are_used, "dense-gradients"),
     "metric_before_update": (lambda: metric_by_another_call(after_update=False), "repeated-calls"),
     "metric_after_update": (lambda: metric_by_another_call(after_update=True), "repeated-calls"),
     "two_losses_of_two_calls": (two_losses_of_two_calls, "repeated-calls"),
@@ -609,6 +616,7 @@ SOUND: dict[str, Callable[[], Step]] = {
     "critic_steps_more_often": critic_steps_more_often,
     "low_rank_adapters": low_rank_adapters,
     "frozen_backbone": frozen_backbone,
+    "sparse_table": lambda: table_of_which_few_rows_are_used(sparse=True),
     "master_weights": master_weights,
     "own_updates_beside_an_optimizer": own_updates_beside_an_optimizer,
     "warm_up_from_zero": warm_up_from_zero,
