@@ -63,6 +63,7 @@ class SlowStepsRow(TypedDict):
     place_share: float | None  # share of the samples that are in this function
     without_gradients: bool  # forward passes without gradients take most of the extra time
     waits_for_batch: bool  # most of the extra time
+    phase: str | None  # phase with most of the extra time
     sampled: int  # number of these steps that were sampled
 
 

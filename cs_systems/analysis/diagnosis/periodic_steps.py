@@ -12,11 +12,13 @@ from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis.garbage_collection import FEWEST
 from cs_systems.analysis.diagnosis.own_python import called_at
+from cs_systems.config import Phase
 from cs_systems.core.units import counted
 
 _ORDINALS = {2: "second", 3: "third", 4: "fourth", 5: "fifth", 6: "sixth", 7: "seventh", 8: "eighth", 9: "ninth",
              10: "tenth", 20: "twentieth", 50: "fiftieth", 100: "hundredth"}  # fmt: skip
 COLLECTIVE = re.compile(r"\b(all_(reduce|gather|to_all)|reduce(_scatter)?|broadcast|barrier|gather|scatter)\w*$")
+IN_EACH_STEP = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.CLIP, Phase.OPTIMIZER)
 EVALUATION = "evaluate less often or on fewer batches"
 LOOK = "see what the loop does there besides a usual step"
 REMEDY = "do this less often, or make it faster"
@@ -51,6 +53,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
     collected = COLLECTIONS.first(evidence.tables)
     if collected is not None and collected["in_steps"] >= FEWEST and collected["time_s"] > extra_s / 2:
         return None  # these steps are slow because of the garbage collector, which another rule reports
+    if most.get("every") is None and most.get("phase") in IN_EACH_STEP:
+        return None  # a usual step does the same; a busy machine or a larger batch made it slower
     if COLLECTIVE.search(most.get("calls") or ""):
         return None  # it waits there for other ranks; the rules of communication and of the straggler judge that
     cause = f"{extra_s / total_s:.0%} of the loop is in {steps_of(most)}"

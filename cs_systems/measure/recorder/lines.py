@@ -222,7 +222,9 @@ def slow_steps(
     chosen = without_usual(chosen, len(whole), usual)
     line, share = common_line(chosen)
     phased = [s for s in chosen if s.phase is not None]
-    input_s = sum(s.time_s for s in phased if s.phase.phase() == INPUT)
+    times_s: Counter[str] = Counter()
+    for sample in phased:
+        times_s[sample.phase.phase()] += sample.time_s  # type: ignore[assignment]
     return {
         "every": kind.every,
         "steps": len(kind.positions),
@@ -235,7 +237,8 @@ def slow_steps(
         "calls": None if line is None else callee_of(line),
         "place_share": share,
         "without_gradients": known_s > 0 and forward_s > MOSTLY * known_s,
-        "waits_for_batch": 2 * input_s > sum(s.time_s for s in phased),
+        "waits_for_batch": 2 * times_s[INPUT] > times_s.total(),
+        "phase": max(times_s, key=times_s.__getitem__, default=None),
         "sampled": len(whole),
     }
 

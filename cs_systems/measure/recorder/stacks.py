@@ -67,8 +67,7 @@ class Sample(NamedTuple):
         time_s: the time since the previous sample, without lost_s.
         lost_s: the part of it in which the garbage collector ran.
         is_plain: the innermost own line, or its whole function, uses no tensor.
-        late_s: the time from the request for the sample until it was taken, without waits for a core: the rest of the
-            call that was running.
+        late_s: the time from the request for the sample until it was taken: the rest of the call that was running.
     """
 
     step: int
@@ -190,8 +189,8 @@ class Sampler:
         before_s = max(0.0, asked_s - last_s - (0.0 if stays else waited_till_then_s - was_waited_s))
         weight_s = max(0.0, before_s + now - max(asked_s, last_s) - collected_s)
         is_plain = leaf is not None and self._samples_all and uses_no_tensor(sys._getframe(1), leaf)
-        late_s = max(0.0, now - asked_s - (waited_s - waited_till_then_s))
-        self.samples.append(Sample(number, self._phase_of(), chain, leaf, weight_s, collected_s, is_plain, late_s))
+        phase = self._phase_of()
+        self.samples.append(Sample(number, phase, chain, leaf, weight_s, collected_s, is_plain, now - asked_s))
         self._last = time.perf_counter(), waited_s, lost_s
         return 0
 

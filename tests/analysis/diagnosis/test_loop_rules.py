@@ -812,6 +812,12 @@ def test_outputs_of_a_teacher_are_no_rollouts() -> None:
     assert not causes(loop({"own_python": [row | {"feeds_model": True}]}))
 
 
+def test_single_slow_steps_in_a_phase_of_each_step_are_no_cause() -> None:
+    row = slow(every=None, calls="clip_grad_norm_", without_gradients=False)
+    for known, count in (({"phase": "clip"}, 0), ({"phase": "other"}, 1), ({"phase": "clip", "every": 10}, 1)):
+        assert len(causes(loop({"slow_steps": [row | known]}))) == count
+
+
 def test_steps_that_wait_in_a_collective_are_left_to_the_rules_of_ranks() -> None:
     for calls, count in (("dist.all_reduce", 0), ("dist.barrier", 0), ("evaluate", 1)):
         assert len(causes(loop({"slow_steps": [slow(calls=calls, without_gradients=False)]}))) == count
