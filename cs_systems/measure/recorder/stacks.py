@@ -67,7 +67,8 @@ class Sample(NamedTuple):
         time_s: the time since the previous sample, without lost_s.
         lost_s: the part of it in which the garbage collector ran.
         is_plain: the innermost own line, or its whole function, uses no tensor.
-        late_s: the time from the request for the sample until it was taken: the rest of the call that was running.
+        late_s: the time from the request for the sample until it was taken, without waits for a core: the rest of the
+            call that was running.
     """
 
     step: int
@@ -95,10 +96,12 @@ class Sampler:
         self._thread: threading.Thread | None = None
         self._ends = False
         self._switch_s: float | None = None
-        self._asked: tuple[float, float] | None = None  # when a sample was requested, and the waiting time until then
+        # when a sample was requested, and the waiting times of this thread and of the main thread until then
+        self._asked: tuple[float, float, float] | None = None
         self._last_step, self._lost_before_s = -1, 0.0
         self._last = time.perf_counter(), 0.0, 0.0  # time of the last sample, and the running totals at that time
         self._waiting: CoreQueue | None = None
+        self._main = CoreQueue()
         self._call = _Call(self._look)
         _calls.append(self._call)
         self.samples: list[Sample] = []
@@ -155,7 +158,7 @@ class Sampler:
             self._switch_often()
             if self._asked is None:
                 # first, because the sample may be taken before the call returns
-                self._asked = time.perf_counter(), waiting.total_s()
+                self._asked = time.perf_counter(), waiting.total_s(), self._main.total_s()
                 if ctypes.pythonapi.Py_AddPendingCall(self._call, None) != 0:
                     self._asked = None
             time.sleep(PERIOD_S if self._samples_all else SLOW_PERIOD_S)
@@ -176,7 +179,7 @@ class Sampler:
             return 0
         number, begin_s, limit_s = step
         waited_s, lost_s = self._waiting.total_s() if self._waiting else 0.0, self._lost_s()
-        asked_s, waited_till_then_s = asked
+        asked_s, waited_till_then_s, main_waited_s = asked
         last_s, was_waited_s, was_lost_s = self._last
         if number != self._last_step:  # the time before belongs to another step
             last_s = begin_s if self._samples_all else max(begin_s + limit_s, last_s)
@@ -189,8 +192,8 @@ class Sampler:
         before_s = max(0.0, asked_s - last_s - (0.0 if stays else waited_till_then_s - was_waited_s))
         weight_s = max(0.0, before_s + now - max(asked_s, last_s) - collected_s)
         is_plain = leaf is not None and self._samples_all and uses_no_tensor(sys._getframe(1), leaf)
-        phase = self._phase_of()
-        self.samples.append(Sample(number, phase, chain, leaf, weight_s, collected_s, is_plain, now - asked_s))
+        late_s = max(0.0, now - asked_s - (self._main.total_s() - main_waited_s))
+        self.samples.append(Sample(number, self._phase_of(), chain, leaf, weight_s, collected_s, is_plain, late_s))
         self._last = time.perf_counter(), waited_s, lost_s
         return 0
 
