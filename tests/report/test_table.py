@@ -34,12 +34,23 @@ def test_training_table_fits_80_columns(train_records: list[RunRecord]) -> None:
     assert max(map(len, lines)) <= 80
     assert lines[0].startswith("train_step on NVIDIA H200; constant: batch 4, precision fp32, mode train-step")
     heading = next(line for line in lines if line.startswith("size"))
-    assert heading.split() == ["size", "ctx", "attention", "ms", "ms", "ms", "tokens/s", "%", "GiB", "note"]
+    assert heading.split() == ["size", "ctx", "attention", "ms", "ms", "ms", "%", "%", "GiB", "note"]
     (oom,) = (line for line in lines if "oom: 151 GiB" in line)
     assert oom.split() == ["large", "1024", "naive", "–", "–", "–", "–", "–", "–", "oom:", "151", "GiB"]
     assert "bytes after oom: predicted peak memory" in lines
-    assert "hidden columns: loss (ms), model (TFLOP/s), spread (%), optimizer (ms); " in text.replace("\n", " ")
+    assert "hidden columns: loss (ms), model (TFLOP/s), optimizer (ms), tokens/s; " in text.replace("\n", " ")
     assert "widen the terminal or choose columns with cs-systems report DIR --columns" in text.replace("\n", " ")
+
+
+def test_caption_shortens_a_script_with_many_arguments_and_tells_two_apart(build: Build) -> None:
+    words = "train --data /data/path/to/somewhere --epochs 10 --weight-decay 0.1"
+    names = [f"{LOOP}{words} --lr {rate}" for rate in ("3e-4", "1e-3")]
+    records = [build(RunConfig(workload=name), 0.02, 1e12, 10**9) for name in names]
+    captions = [made.caption.partition(" on ")[0] for made in tables(records)]
+    assert captions == [
+        "loop train --data /data/…ght-decay 0.1 --lr 3e-4",
+        "loop train --data /data/…ght-decay 0.1 --lr 1e-3",
+    ]
 
 
 def test_output_without_a_terminal_drops_no_column(
@@ -156,7 +167,7 @@ def test_narrow_terminal_shortens_sizes_and_caveats_before_it_drops_time(build: 
 
 def test_least_important_columns_are_hidden_first(build: Build) -> None:
     record = build(train_config("small"), 0.1, 1e12, 10**9)
-    order = ["loss", "model", "spread", "optimizer", "tokens/s", "peak", "MFU"]
+    order = ["loss", "model", "optimizer", "tokens/s", "peak", "MFU", "spread"]
     hidden = []
     made = tables([record])
     for width in range(120, 20, -1):

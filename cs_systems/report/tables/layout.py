@@ -16,7 +16,8 @@ class Layout:
     """Default columns of a subject's table; `identity(subject)` are the columns that distinguish its cells.
 
     first: columns that come first. measured: columns after the phases' times. leaves: columns dropped first if the
-    terminal is too narrow. has_times: True if a row shows the times of the step and its phases.
+    terminal is too narrow; the spread is the last of them, and caveats stay. has_times: True if a row shows the times
+    of the step and its phases.
     """
 
     measured: tuple[str, ...]
@@ -35,8 +36,8 @@ LAYOUTS = {
             "spread tokens_per_s model_flops_per_s mfu step_j tokens_per_j mean_w peak_allocated_bytes note"
         ),
         leaves=_names(
-            "mean_w step_j loss.median_s model_flops_per_s spread optimizer.median_s tokens_per_j tokens_per_s "
-            "peak_allocated_bytes mfu"
+            "mean_w step_j loss.median_s model_flops_per_s optimizer.median_s tokens_per_j tokens_per_s "
+            "peak_allocated_bytes mfu spread"
         ),
     ),
     Subject.ATTENTION: Layout(
@@ -45,8 +46,8 @@ LAYOUTS = {
             "range_s model_flops_per_s hardware_flops_per_s mfu before_backward_bytes peak_allocated_bytes note"
         ),
         leaves=_names(
-            "forward.median_s backward.median_s hardware_flops_per_s mfu range_s before_backward_bytes "
-            "peak_allocated_bytes model_flops_per_s"
+            "forward.median_s backward.median_s hardware_flops_per_s mfu before_backward_bytes "
+            "peak_allocated_bytes model_flops_per_s range_s"
         ),
     ),
     Subject.COLLECTIVE: Layout(
@@ -61,7 +62,7 @@ OTHER = Layout(
         "range_s tokens_per_s samples_per_s model_flops_per_s mfu step_j tokens_per_j mean_w peak_allocated_bytes note"
     ),
     leaves=_names(
-        "mean_w step_j model_flops_per_s samples_per_s tokens_per_j tokens_per_s range_s mfu peak_allocated_bytes"
+        "mean_w step_j model_flops_per_s samples_per_s tokens_per_j tokens_per_s mfu peak_allocated_bytes range_s"
     ),
 )
 # conditions of the measurement: fields of every subject, and other fields of how a cell is measured

@@ -19,7 +19,7 @@ from cs_systems.config import FIELDS, PRESETS, ConfigError, one_of
 from cs_systems.core import units
 from cs_systems.core.caveats import LOOP_REMEDIES, REMEDIES
 from cs_systems.core.fields import Subject
-from cs_systems.core.printable import text_cell
+from cs_systems.core.printable import shortened, text_cell
 from cs_systems.core.units import counted
 from cs_systems.record import RAN, RunRecord, measured_by
 from cs_systems.report.frame import CELL_COLUMNS, CLEAN, PHASE_COLUMNS, STEP, by_kind, frame, without_retried
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 # configuration fields that apply to any step, also to one that takes no configuration
 ANY_STEP_FIELDS = ("precision", *(name for name, each in FIELDS.items() if each.field.is_measurement))
+LONGEST_TITLE = 48  # characters of a workload in a caption, such as a script with all its arguments
 MOST_REASONS = 3  # number of messages of one caveat that a note lists
 _PLACES = re.compile(r"(.*\bin: )(.*)")
 _NUMBER = re.compile(r"[-+]?\d(?:[\d,]*\d)?(?:\.\d+)?")
@@ -98,8 +99,10 @@ def tables(
 
     The arguments are those of `render`.
     """
-    made = []
-    for chosen in by_kind(without_retried(records)).values():
+    made, kinds = [], by_kind(without_retried(records))
+    names = [*dict.fromkeys(str(of_kind[0].config["workload"]) for of_kind in kinds.values())]
+    titles = dict(zip(names, shortened(names, LONGEST_TITLE), strict=True))
+    for chosen in kinds.values():
         chosen = [_without_timing_caveats(record) for record in chosen]
         marks = _failure_marks(chosen)
         whole = frame(chosen)
@@ -118,7 +121,8 @@ def tables(
             if relative_to:
                 table = with_speedups(table, chosen, whole, rows["record"].tolist(), relative_to)
         marked = (*before, *(" ".join(filter(None, [letters.get(d.code), str(d)])) for d in doubts), *after)
-        table = replace(table, name=str(whole["workload"].iloc[0]))
+        name = str(whole["workload"].iloc[0])
+        table = replace(table, name=name, caption=table.caption.replace(name, titles[name], 1))
         made.append(replace(table, short=short.short_form(table, letters, marked)))
     return made
 
