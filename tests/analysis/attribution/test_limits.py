@@ -12,7 +12,9 @@ from cs_systems.analysis.attribution.gaps import SILENT_S, silences
 from cs_systems.analysis.attribution.host_gaps import host_gap_rows
 from cs_systems.analysis.attribution.kernel_families import scores_of_attention
 from cs_systems.analysis.attribution.tables import _unsplit_backward
+from cs_systems.analysis.attribution.timeline import _longest
 from cs_systems.analysis.attribution.usual_steps import usual_steps
+from cs_systems.readers.forms.columns import Range
 from tests.analysis.attribution.made import ADD, PRODUCT, Made
 
 TICK_S = 2.0**-10
@@ -77,3 +79,9 @@ def test_backward_of_which_half_is_in_no_layer_is_not_split(ticks: int, is_told:
     made.kernel(PRODUCT, 0.125, 0.125 + 8 * TICK_S)
     made.kernel(ADD, 0.5, 0.5 + ticks * TICK_S)
     assert bool(_unsplit_backward(made.profile())) is is_told
+
+
+@pytest.mark.parametrize(("most", "drawn"), [(4, [1, 3, 2, 2]), (3, [3, 2, 2]), (2, [3]), (1, [3]), (0, [])])
+def test_longest_ranges_are_drawn_none_of_several_that_last_as_long(most: int, drawn: list[int]) -> None:
+    ranges = [Range("a", 1.0, 1.0 + lasts, 1) for lasts in (1, 3, 2, 2)]
+    assert [one.end_s - one.start_s for one in _longest(ranges, most)] == drawn
