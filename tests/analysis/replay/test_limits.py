@@ -30,6 +30,7 @@ from cs_systems.analysis.replay.changes import LONG_S, Subject, _covered, named
 from cs_systems.analysis.replay.clean import by_clean
 from cs_systems.analysis.replay.graph import USUAL, Constant, _constant, _handovers, _queue
 from cs_systems.analysis.replay.recorded import _order
+from cs_systems.analysis.replay.run import _begins
 from cs_systems.analysis.replay.waits import US
 from cs_systems.readers.forms.columns import UNKNOWN
 from cs_systems.readers.forms.trace import Step
@@ -41,6 +42,7 @@ from tests.analysis.replay.simulated import (
     Copied,
     Host,
     Launch,
+    Machine,
     Open,
     Run,
     Sync,
@@ -308,3 +310,17 @@ def test_calls_are_ordered_by_the_stream_that_they_launch_into() -> None:
     call, stream = np.array([0, 1, 2, 3]), np.zeros(4, int)
     begin_s = np.array([0.0, 3.0, 1.0, 2.0])
     assert _order(at_s, thread, call, stream, begin_s, begin_s + 1).tolist() == [0, 2, 3, 1]
+
+
+def test_calls_that_follow_each_other_are_computed_together() -> None:
+    _, part = of(*STEP, Run(AUTOGRAD, (Launch(10 * US),) * 3), Launch(10 * US))
+    handed_over = part.graph.over != UNKNOWN
+    assert handed_over.sum() == 4
+    assert _begins(part.graph).tolist() == [True, *handed_over[1:].tolist(), True]
+
+
+@pytest.mark.parametrize(("lasts_us", "lost_us"), [(49, 0), (51, 1), (70, 20)])
+def test_wait_for_nothing_is_unexplained_beyond_its_tolerance(lasts_us: float, lost_us: float) -> None:
+    trace, steps, _ = simulated((*STEP, Host(100 * US), Sync()), 4, Machine(routine_s=lasts_us * US))
+    unexplained_s = replayed(trace, steps).parts[0].graph.unexplained_s
+    assert unexplained_s == pytest.approx(2 * lost_us * US, abs=1e-9)
