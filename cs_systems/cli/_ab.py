@@ -33,6 +33,7 @@ from cs_systems.core.validation import shown
 from cs_systems.measure.runtime import program
 from cs_systems.measure.runtime.pairs import SIDES, Interleaved, Ran
 from cs_systems.measure.runtime.program import Program, Trial
+from cs_systems.report.tables import document
 from cs_systems.report.tables.formats import text_width
 
 
@@ -50,6 +51,37 @@ class SideRow(TypedDict):
 
 
 COMPARED = Table("compared", SideRow, "durations, A and B in turn, each in a new process")
+
+
+class ProcessRow(TypedDict):
+    """One process of a side."""
+
+    side: str
+    pair: Annotated[int, Column(note="number of its pair; 0 for the first process of each side, which does not count")]
+    place: Annotated[int, Column(note="place in its pair")]
+    time_s: float | None
+    loss: float | None
+    step_j: float | None
+    reason: Annotated[str | None, Column(note="why it failed")]
+
+
+class VerdictRow(TypedDict):
+    """Verdict with its interval; `find` is the difference to find or to exclude."""
+
+    verdict: Annotated[str, Column(note="slower, faster, no difference or undecided")]
+    sentence: str
+    ended: Annotated[str, Column(note="why no further pair ran")]
+    compared: Annotated[str, Column(note="steps or process")]
+    ratio: Annotated[float | None, Column(note="time of B over that of A")]
+    ratio_low: Annotated[float | None, Column("ratio, low end")]
+    ratio_high: Annotated[float | None, Column("ratio, high end")]
+    resolution: Annotated[float | None, Column(note="smallest slowdown that could have been seen")]
+    find: float
+    pairs: int
+
+
+PROCESSES = Table("processes", ProcessRow, "processes in the order in which they ran")
+VERDICT = Table("verdict", VerdictRow, "B compared with A")
 
 
 class Question(NamedTuple):
@@ -209,7 +241,7 @@ def _take(args: Ab, compared: Compared, ran: Ran) -> None:
     print(visible(f"{place}: {', '.join(texts)}"), file=sys.stderr)
 
 
-def _process(ran: Ran) -> dict[str, object]:
+def _process(ran: Ran) -> ProcessRow:
     trial = ran.trial
     return {
         "side": ran.side,
@@ -226,8 +258,7 @@ def _deliver(args: Ab, compared: Compared, standing: Standing) -> None:
     rows = [_row(compared, name, side) for name, side in zip(SIDES, compared.sides, strict=True)]
     what = "steps of recorded loops" if compared.measures == "steps" else "whole processes"
     if args.format == "json":
-        text = json.dumps(_document(compared, standing, rows), indent=1, ensure_ascii=False) + "\n"
-        deliver(text, "json", args.output)
+        deliver(_pieces(compared, standing, rows), "json", args.output)
         return
     notes = [f"compared: {what}{f', because {compared.why}' if compared.why else ''}"]
     notes += _failures(compared)
@@ -244,8 +275,9 @@ def _deliver(args: Ab, compared: Compared, standing: Standing) -> None:
     deliver("\n".join(texts), args.format, args.output)
 
 
-def _document(compared: Compared, standing: Standing, rows: list[SideRow]) -> dict[str, object]:
-    return {
+def _pieces(compared: Compared, standing: Standing, rows: list[SideRow]) -> str:
+    """Return the verdict, the sides and all processes, for a JSON document."""
+    verdict: VerdictRow = {
         "verdict": standing.verdict,
         "sentence": _sentence(compared, standing),
         "ended": compared.ended,
@@ -256,9 +288,9 @@ def _document(compared: Compared, standing: Standing, rows: list[SideRow]) -> di
         "resolution": standing.resolution,
         "find": compared.test.find,
         "pairs": standing.pairs,
-        "sides": rows,
-        "processes": list(map(_process, compared.ran)),
     }
+    ran = [_process(one) for one in compared.ran]
+    return document.table(VERDICT, [verdict]) + document.table(COMPARED, rows) + document.table(PROCESSES, ran)
 
 
 def _row(compared: Compared, name: str, side: Program) -> SideRow:

@@ -26,7 +26,10 @@ def git(*words: str) -> str:
 def ab(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any], str]:
     status = main(["ab", "--format", "json", *words])
     printed = capsys.readouterr()
-    return status, json.loads(printed.out) if printed.out else {}, printed.err
+    document = json.loads(printed.out)
+    tables = {table["name"]: table["rows"] for table in document.get("tables", ())}
+    found = {**tables["verdict"][0], "sides": tables["compared"], "processes": tables["processes"]} if tables else {}
+    return status, found, printed.err
 
 
 def test_a_slow_command_is_found_and_gives_status_1(capsys: pytest.CaptureFixture[str]) -> None:

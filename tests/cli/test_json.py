@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+import cs_systems
 from cs_systems.cli import main
 from cs_systems.cli._output import joined
 from cs_systems.cli.schema import DOCUMENT, RECORD, schema
@@ -32,7 +33,7 @@ MORE = {
         "--all",
     ),
 }
-WHOLE = {name: words for name, words in {**CASES, **MORE}.items() if "--pivot" not in words and name != "ab"}
+WHOLE = {name: words for name, words in {**CASES, **MORE}.items() if "--pivot" not in words}
 SHORT = ("analyze", "analyze of ranks", "snapshot", "report", "compare", "analyze of one rank")
 # Columns that every row of a record's results begins with; the fields follow that differ among the records.
 OF_CELL = {"cell", "repeat"}
@@ -122,6 +123,19 @@ def test_every_number_of_a_declared_table_with_a_unit_in_its_name_has_it_in_the_
     assert units["time_s"] == units["wall_s"] == "s"
     assert (units["share"], units["model_flops_per_s"], units["tokens_per_s"]) == ("fraction", "flops/s", "1/s")
     assert not [name for name, unit in units.items() if name.endswith(("_s", "_bytes", "_share")) and not unit]
+
+
+def test_cells_have_the_numbers_of_the_frame_in_a_notebook(capsys: pytest.CaptureFixture[str]) -> None:
+    frame = cs_systems.load(WHOLE["report --table"][0])
+    steps = frame[frame["phase"] == "step"].set_index("key")
+    tables = json.loads(written("report --table", capsys))["tables"]
+    rows = [row for table in tables if table["name"] == document.CELLS for row in table["rows"]]
+    assert {row["key"] for row in rows} == {*steps.index}
+    for row in rows:
+        same = steps.loc[row["key"]]
+        named = [name for name in row if name in steps.columns and name != "record" and row[name] is not None]
+        assert {"median_s", "mfu", "peak_allocated_bytes", "precision"} <= {*named}
+        assert [name for name in named if row[name] != same[name]] == []
 
 
 def test_records_fit_their_schema() -> None:
