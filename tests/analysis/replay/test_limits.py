@@ -305,7 +305,7 @@ def test_usual_launch_of_a_queue_that_is_never_short_is_a_quick_one() -> None:
 
 
 def test_calls_are_ordered_by_the_stream_that_they_launch_into() -> None:
-    """Of two threads, the one that launched later was the first in the stream."""
+    """Two threads launch: the one that launched later was the first in the stream."""
     at_s, thread = np.array([0.0, 1.0, 2.0, 3.0]), np.array([1, 1, 2, 2])
     call, stream = np.array([0, 1, 2, 3]), np.zeros(4, int)
     begin_s = np.array([0.0, 3.0, 1.0, 2.0])
