@@ -25,7 +25,7 @@ DECLARATION = """
 PROGRAM = """
 import json
 from cs_systems.analysis.comparison.runs import compare
-from cs_systems.cli._options import options_of
+from cs_systems.cli._options import described
 from cs_systems.cli.attention import AttentionCells
 from cs_systems.cli.time import ModelCells, Time
 from cs_systems.config import ConfigError, RunConfig, describe, grid
@@ -38,7 +38,8 @@ assert ahead.key() != plain.key() == "44136fa355b3678a", "a new field keeps the 
 assert RunConfig.from_dict(json.loads(json.dumps(ahead.to_dict()))) == ahead
 assert describe(ahead) == f"{describe(plain)} · 2 ahead"
 assert ModelCells(lookahead=(2, 3)).configs(plain) == grid(lookahead=[2, 3])
-assert "lookahead" in options_of(Time) and "lookahead" not in options_of(AttentionCells)
+names = {kind: {name for each in described(kind) for name in each.names} for kind in (Time, AttentionCells)}
+assert "lookahead" in names[Time] and "lookahead" not in names[AttentionCells]
 sample = Sample(0, False, 0.1, {}, {})
 records = [
     RunRecord(str(number), config.to_dict(), "ok", measurement=Measurement("monotonic", (sample, sample), 0.0))
