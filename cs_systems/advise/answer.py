@@ -57,7 +57,7 @@ class Answer:
         """Rows of the kept levers, below a row for the start."""
         if not self.kept:
             return []
-        return [filled(row_of("start"), self.history[0]), *self.kept]
+        return [filled(row_of("start"), self.history[0], self.history[0]), *self.kept]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer as plain data for JSON."""
@@ -68,7 +68,7 @@ class Answer:
             "command": command_words(self.best) if isinstance(self.best, RunConfig) else None,
             "whole": self.whole and self.whole._asdict(),
             "start_s": step_s(self.history[0]) if self.history else None,
-            "best_s": step_s(self.history[-1]) if self.history else None,
+            "best_s": step_s(self.history[-1], self.history[0]) if self.history else None,
             "device": self.history[0].environment.device_name if self.history and self.history[0].environment else None,
             "waterfall": [dict(row) for row in self.waterfall],
             "trials": [dict(row) for row in self.trials],
@@ -122,10 +122,10 @@ def row_of(lever: str, change: str = "", status: str = "", reason: str = "") -> 
     }
 
 
-def filled(row: TrialRow, record: RunRecord) -> TrialRow:
-    """Return a row with the numbers of a record."""
+def filled(row: TrialRow, record: RunRecord, start: RunRecord) -> TrialRow:
+    """Return a row with the numbers of a record, of the same kind as those of the search's start."""
     return row | {
-        "step_s": step_s(record),
+        "step_s": step_s(record, start),
         "peak_bytes": peak_bytes(record),
         "step_j": step_j(record),
         "tokens_per_j": tokens_per_j(record),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TypeGuard
 
 OPTIMIZERS = frozenset({"Adam", "AdamW", "SGD", "Adagrad", "NAdam", "RAdam", "RMSprop", "Adamax", "Adadelta"})
 Edit = Callable[[str], str | None]
@@ -46,7 +48,7 @@ def before_optimizer(line: str) -> Edit:
     def edit(source: str) -> str | None:
         places = {statement.lineno: model for statement, model in optimizers(source)}
         for number in sorted(places, reverse=True):
-            text = source.splitlines()[number - 1]
+            text = lines_of(source)[number - 1]
             indent = text[: len(text) - len(text.lstrip())]
             source = _inserted(source, number - 1, [indent + line.format(model=places[number])])
         return source if places else None
@@ -104,14 +106,13 @@ def without_calls(names: Collection[str]) -> Edit:
     """Return the edit that removes statements which only call one of these names, such as `gc.collect`."""
 
     def edit(source: str) -> str | None:
-        found: dict[int, tuple[ast.stmt, bool]] = {}
+        found: list[tuple[ast.Expr, bool]] = []
         for parent in ast.walk(ast.parse(source)):
             for _, block in ast.iter_fields(parent):
                 if isinstance(block, list):
                     removed = [one for one in block if _only_calls(one, names)]
-                    found |= {one.lineno: (one, len(removed) == len(block)) for one in removed}
-        for number in sorted(found, reverse=True):
-            statement, is_whole_block = found[number]
+                    found += [(one, len(removed) == len(block)) for one in removed]
+        for statement, is_whole_block in sorted(found, key=lambda one: _start(one[0]), reverse=True):
             source = _without(source, statement, is_whole_block)
         return source if found else None
 
@@ -149,6 +150,21 @@ def calls(source: str, names: Collection[str]) -> bool:
     return any(isinstance(node, ast.Call) and _is_named(node, names) for node in ast.walk(ast.parse(source)))
 
 
+def names_of(source: str, module: str, function: str) -> set[str]:
+    """Return the dotted names by which a script's imports reach a function of a module."""
+    package, _, last = module.rpartition(".")
+    found = {f"{module}.{function}"}
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.ImportFrom(module=named) if named == module:
+                found |= {each.asname or each.name for each in node.names if each.name == function}
+            case ast.ImportFrom(module=named) if named == package:
+                found |= {f"{each.asname or each.name}.{function}" for each in node.names if each.name == last}
+            case ast.Import():
+                found |= {f"{each.asname}.{function}" for each in node.names if each.name == module and each.asname}
+    return found
+
+
 def name_of(call: ast.Call) -> str:
     """Return the last part of the called name: `torch.optim.AdamW(…)` → AdamW."""
     match call.func:
@@ -168,7 +184,7 @@ def _has_none(call: ast.Call, keywords: Collection[str]) -> bool:
 
 
 def _with_keywords(source: str, call: ast.Call, keywords: Mapping[str, str]) -> str:
-    lines = source.splitlines(keepends=True)
+    lines = lines_of(source)
     at = (call.end_lineno or 1) - 1
     line = lines[at].encode()
     end = (call.end_col_offset or 1) - 1  # position of the closing bracket
@@ -188,38 +204,48 @@ def dotted(node: ast.expr) -> str:
     return f"{owner}.{node.attr}" if owner and isinstance(node, ast.Attribute) else ""
 
 
-def _only_calls(node: object, names: Collection[str]) -> bool:
+def _only_calls(node: object, names: Collection[str]) -> TypeGuard[ast.Expr]:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and dotted(node.value.func) in names
 
 
 def _with_texts(source: str, nodes: Collection[ast.expr], text: str) -> str | None:
-    """Return the source with each of these expressions replaced; None without any."""
-    for node in sorted(nodes, key=lambda one: (one.lineno, one.col_offset), reverse=True):
+    """Return the source with each of these expressions replaced; None if there are none."""
+    for node in sorted(nodes, key=_start, reverse=True):
         source = _with_text(source, node, text)
     return source if nodes else None
 
 
 def _with_text(source: str, node: ast.expr, text: str) -> str:
-    lines = source.encode().splitlines(keepends=True)
+    lines = lines_of(source)
     first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
-    before, after = lines[first][: node.col_offset], lines[last][node.end_col_offset or 0 :]
-    return b"".join([*lines[:first], before, text.encode(), after, *lines[last + 1 :]]).decode()
+    before = lines[first].encode()[: node.col_offset].decode()
+    after = lines[last].encode()[node.end_col_offset or 0 :].decode()
+    return "".join([*lines[:first], before, text, after, *lines[last + 1 :]])
 
 
-def _without(source: str, statement: ast.stmt, is_whole_block: bool) -> str:
-    """Return the source without a statement, or with `pass` if its block has no other and so cannot be empty."""
-    lines = source.splitlines(keepends=True)
+def _without(source: str, statement: ast.Expr, is_whole_block: bool) -> str:
+    """Return the source without a statement; with `pass` instead if it shares its lines, or its block has no other."""
+    lines = lines_of(source)
     first, last = statement.lineno - 1, statement.end_lineno or statement.lineno
-    is_alone = not lines[first][: statement.col_offset].strip() and not lines[last - 1].rstrip().endswith(";")
-    if is_whole_block or not is_alone:
-        assert isinstance(statement, ast.Expr)
+    before = lines[first].encode()[: statement.col_offset].strip()
+    after = lines[last - 1].encode()[statement.end_col_offset or 0 :].strip()
+    if is_whole_block or before or (after and not after.startswith(b"#")):
         return _with_text(source, statement.value, "pass")
     return "".join([*lines[:first], *lines[last:]])
 
 
+def lines_of(source: str) -> list[str]:
+    """Return the lines as the parser counts them, with their ends; str.splitlines also splits at form feeds."""
+    return io.StringIO(source).readlines()
+
+
+def _start(node: ast.expr | ast.stmt) -> tuple[int, int]:
+    return node.lineno, node.col_offset
+
+
 def _inserted(source: str, after: int, added: list[str]) -> str:
     """Return the source with lines added after line number `after`."""
-    lines = source.splitlines(keepends=True)
+    lines = lines_of(source)
     if after and lines[after - 1][-1:] != "\n":
         lines[after - 1] += "\n"
     return "".join([*lines[:after], *(f"{line}\n" for line in added), *lines[after:]])

@@ -78,9 +78,9 @@ def peak_bytes(record: RunRecord) -> int | None:
     return record.measurement.peak_allocated_bytes if record.measurement else None
 
 
-def step_s(record: RunRecord) -> float | None:
-    """Return the median step; the mean where some steps do more."""
-    if is_uneven(record):
+def step_s(record: RunRecord, start: RunRecord | None = None) -> float | None:
+    """Return the median step; the mean where some steps do more, of the search's start if given."""
+    if is_uneven(start or record):
         return mean_s(record)
     return record.measurement.median_s() if record.measurement else None
 
@@ -114,14 +114,14 @@ class Goal:
     """Quantity that a search reduces, per trained token.
 
     Attributes:
-        value: returns a record's number; None if it is unknown.
+        value: returns a record's number, of the same kind as that of the search's start; None if it is unknown.
         column: the column with this number in the table of trials; its suffix is the unit.
         judge: compares the records of two cells.
         word: the adjective after "2 times as", such as `fast`.
         missing: reason why a start may lack the number.
     """
 
-    value: Callable[[RunRecord], float | None]
+    value: Callable[[RunRecord, RunRecord], float | None]
     column: str
     judge: Callable[[Sequence[RunRecord], Sequence[RunRecord], float], Judgement]
     word: str
@@ -132,10 +132,16 @@ NO_COUNTER = (
     "no counter of joules can be read here, NVML's on a GPU or RAPL's on a CPU (most systems let only root read it); "
     "use --goal time"
 )
-EFFICIENT = Goal(step_j, "step_j", judge_energy, "energy-efficient", NO_COUNTER)
+EFFICIENT = Goal(lambda record, start: step_j(record), "step_j", judge_energy, "energy-efficient", NO_COUNTER)
 GOALS = {
     "time": Goal(step_s, "step_s", judge_time, "fast", "it has no valid time"),
-    "memory": Goal(peak_bytes, "peak_bytes", judge_memory, "small", "the device does not report its peak memory"),
+    "memory": Goal(
+        lambda record, start: peak_bytes(record),
+        "peak_bytes",
+        judge_memory,
+        "small",
+        "the device does not report its peak memory",
+    ),
     "energy": EFFICIENT,
     "tokens-per-joule": EFFICIENT,
 }

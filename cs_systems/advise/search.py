@@ -153,7 +153,7 @@ class Search:
         if option.expected:
             row["expected_bytes" if self.situation.goal == "memory" else "expected_s"] = option.expected.value
         if records:
-            row = filled(row, records[0])
+            row = filled(row, records[0], self.situation.history[0])
         if found:
             low, high = (1 / end if end else None for end in (found.high, found.low))
             row |= {"gain": 1 / found.ratio, "gain_low": low, "gain_high": high}
@@ -286,7 +286,7 @@ class Search:
         return record
 
     def _now(self, record: RunRecord) -> float | None:
-        return GOALS[self.situation.goal].value(record)
+        return GOALS[self.situation.goal].value(record, (*self.situation.history, record)[0])
 
     @property
     def _unit(self) -> str:

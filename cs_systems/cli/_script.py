@@ -167,12 +167,12 @@ def _become(argv: list[str], levers: Sequence[str] = ()) -> None:
     sys.path[0] = str(Path(os.path.realpath(file)).parent)
     module = types.ModuleType("__main__")
     module.__dict__.update(__file__=file, __builtins__=__builtins__, __cached__=None)
-    source: str | bytes = Path(file).read_bytes()
     if levers:
         from cs_systems.advise import in_script
 
-        source = in_script.edited(levers, Path(file).read_text())
-    code = compile(source, file, "exec")
+        code = in_script.compiled(levers, Path(file).read_text(), file)
+    else:
+        code = compile(Path(file).read_bytes(), file, "exec")
     sys.modules["__main__"] = module
     exec(code, module.__dict__)
 

@@ -170,6 +170,51 @@ def test_patch_changes_only_the_places_that_it_is_for(name: str) -> None:
     assert script.patch("import torch\nfor batch in data:\n    train(batch)\n") is None
 
 
+HARMLESS = {
+    "anomaly_detection": "def detect_anomaly(series): ...\ndetect_anomaly(x)\n",
+    "called_collections": "collect = gc.collect\nx = gc.collect()\n",
+    "checkpointing": "import torch.utils.data\ncheckpoint(model, 'a.pt')\nself.checkpoint(epoch)\n",
+    "evaluation_without_gradients": (
+        "import torch\ndef metric_loss(a, b):\n    return a - b\ndef train(m):\n    m(1).backward()\n"
+        "def main():\n    model.eval()\n    train(model)\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_patch_leaves_what_only_looks_alike(name: str) -> None:
+    script = all_levers()[name].script
+    assert script is not None
+    assert script.patch is not None
+    assert script.patch(HARMLESS[name]) is None
+
+
+def test_patches_keep_what_shares_a_line_and_the_script_s_own_names() -> None:
+    levers = {name: lever.script for name, lever in all_levers().items() if lever.script}
+    anomaly, collections, checkpoint, evaluation = (levers[name].patch or str for name in HARMLESS)
+    assert collections("gc.collect(); model.train()\n") == "pass; model.train()\n"
+    assert collections("gc.collect(); torch.cuda.empty_cache()\n") == "pass; pass\n"
+    assert collections("a = '\\x0c'  # \x0c\ngc.collect()  # now\ny = 2\n") == "a = '\\x0c'  # \x0c\ny = 2\n"
+    autograd = "from torch import autograd\nautograd.set_detect_anomaly({})\n"
+    assert anomaly(autograd.format(True)) == autograd.format(False)
+    direct = "from torch.utils.checkpoint import checkpoint as again\ny = {}\n"
+    assert checkpoint(direct.format("again(block, x, use_reentrant=False)")) == direct.format("block(x)")
+    assert checkpoint(direct.format("again(*parts)")) is None
+    assert evaluation("import torch\nclass T:\n\tdef test(self): ...\n") == (
+        "import torch\nclass T:\n\t@torch.no_grad()\n\tdef test(self): ...\n"
+    )
+    assert evaluation("import torch as th\ndef test(): ...\n") is None
+
+
+def test_lines_of_an_edited_script_keep_their_numbers() -> None:
+    source = "import torch\n\ndef evaluate():\n    return 1 / 0\n\nevaluate()\n"
+    code = in_script.compiled(["evaluation_without_gradients"], source, "train.py")
+    with pytest.raises(ZeroDivisionError) as caught:
+        exec(code, {})
+    lines = [entry.lineno + 1 for entry in caught.traceback if str(entry.path).endswith("train.py")]
+    assert lines == [6, 4]
+
+
 @pytest.mark.parametrize(
     ("name", "source", "reason"),
     [

@@ -25,14 +25,15 @@ def hook() -> None:
 
 
 def switched_off(node: ast.expr) -> str | None:
-    """Return the call that replaces one which switches the detection on."""
+    """Return the call that replaces one which switches the detection on, by the same import of torch.autograd."""
     if not isinstance(node, ast.Call):
         return None
-    if dotted(node.func).endswith("autograd.detect_anomaly"):
-        return OFF
-    given = (*node.args[:1], *(each.value for each in node.keywords if each.arg == "mode"))
+    name, given = dotted(node.func), (*node.args[:1], *(each.value for each in node.keywords if each.arg == "mode"))
     is_on = any(isinstance(value, ast.Constant) and value.value is True for value in given)
-    return OFF if name_of(node) == "set_detect_anomaly" and is_on else None
+    if name.endswith("autograd.detect_anomaly") or (name_of(node) == "set_detect_anomaly" and is_on):
+        owner = f"{ast.unparse(node.func.value)}." if isinstance(node.func, ast.Attribute) else ""
+        return f"{owner}set_detect_anomaly(False)"
+    return None
 
 
 LEVER = Lever(

@@ -6,10 +6,11 @@ import ast
 from collections.abc import Sequence
 from typing import Any
 
-from cs_systems.advise.edits import chained, name_of, replaced, with_value
+from cs_systems.advise.edits import calls, chained, dotted, names_of, replaced, with_value
 from cs_systems.advise.lever import Lever, Option, ScriptChange, Situation
 from cs_systems.config import Mode
 
+MODULE = "torch.utils.checkpoint"
 OF_CHECKPOINT = ("use_reentrant", "context_fn", "determinism_check", "debug", "early_stop", "preserve_rng_state")
 
 
@@ -34,7 +35,8 @@ def options(situation: Situation) -> Sequence[Option] | str:
 
 
 def unfit(situation: Situation) -> str | None:
-    is_used = "checkpoint(" in situation.source or "gradient_checkpointing" in situation.source
+    source = situation.source
+    is_used = calls(source, names_of(source, MODULE, "checkpoint")) or "gradient_checkpointing" in source
     return None if is_used or "recomputation" in situation.causes else "the script recomputes nothing"
 
 
@@ -48,18 +50,19 @@ def hook() -> None:
     checkpoint.checkpoint = called
 
 
-def _direct(node: ast.expr) -> str | None:
-    """Return the direct call for torch's checkpoint(function, …)."""
-    if not isinstance(node, ast.Call) or name_of(node) != "checkpoint" or not node.args:
-        return None
-    kept = [each for each in node.keywords if each.arg not in OF_CHECKPOINT]
-    return ast.unparse(ast.Call(node.args[0], node.args[1:], kept))
-
-
 def patch(source: str) -> str | None:
-    if "torch.utils" not in source:  # another function named checkpoint, such as one that saves the model
-        return with_value("gradient_checkpointing", True, "False")(source)
-    return chained(replaced(_direct), with_value("gradient_checkpointing", True, "False"))(source)
+    """Return the text with the direct call for each torch.utils.checkpoint.checkpoint(function, …)."""
+    names = names_of(source, MODULE, "checkpoint")
+
+    def direct(node: ast.expr) -> str | None:
+        if not isinstance(node, ast.Call) or dotted(node.func) not in names:
+            return None
+        if not node.args or isinstance(node.args[0], ast.Starred):
+            return None
+        kept = [each for each in node.keywords if each.arg not in OF_CHECKPOINT]
+        return ast.unparse(ast.Call(node.args[0], node.args[1:], kept))
+
+    return chained(replaced(direct), with_value("gradient_checkpointing", True, "False"))(source)
 
 
 LEVER = Lever(

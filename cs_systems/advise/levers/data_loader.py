@@ -16,7 +16,7 @@ WORKERS = max(1, min(4, (os.cpu_count() or 2) // 2))
 def unfit(situation: Situation) -> str | None:
     if not calls(situation.source, ("DataLoader",)):
         return "the script makes no DataLoader"
-    takes = re.search(r"num_workers\s*=\s*(?!0\b)", situation.source)
+    takes = re.search(r"num_workers\s*=(?!=)(?!\s*0\b)", situation.source)
     return "the script sets num_workers itself" if takes else None
 
 
