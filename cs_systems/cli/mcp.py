@@ -1,7 +1,7 @@
 """Serve traces, snapshots and runs to an agent by the Model Context Protocol, over standard input and output.
 
-The server reads files below the folders it is given, and no others; it measures and writes nothing. Its tools return
-the documents of --format json. It needs the package mcp: pip install 'cs-systems[mcp]'.
+The server reads files below the folders it is given, and no others. It measures nothing, and writes only the cache of
+parsed traces. Its tools return the documents of --format json. It needs the package mcp: pip install 'cs-systems[mcp]'.
 """
 
 from __future__ import annotations

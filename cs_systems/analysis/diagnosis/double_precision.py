@@ -52,7 +52,7 @@ def _of_arguments(evidence: Evidence, step_s: float) -> Diagnosis | None:
 def _of_weights(evidence: Evidence, step_s: float) -> Diagnosis | None:
     """Find products with weights in fp64 by their least number of operations, at the rate that was measured."""
     row = DOUBLE.first(evidence.tables)
-    if row is None or row["flops_per_s"] > SLOWER * row["float32_flops_per_s"]:
+    if row is None or not 0 < row["flops_per_s"] <= SLOWER * row["float32_flops_per_s"]:
         return None
     phases_s = evidence.phases_s(Phase.FORWARD, Phase.BACKWARD)
     # The rate is that of a core that nobody else uses, as is the fastest step.

@@ -315,8 +315,8 @@ class Watch(Observer):
         worked_s = self._worked_s()
         times = [(n, worked_s[n]) for n in usual.positions if n >= FEWEST_STEPS]
         if (growth := time_growth(times)) is not None:
-            rises = _rises(phases)
-            yield _growth_row("step time", growth, None, max(rises, key=rises.__getitem__, default=None))
+            steady = {name: rise for name, rise in _rises(phases).items() if time_growth([*enumerate(phases[name])])}
+            yield _growth_row("step time", growth, None, max(steady, key=steady.__getitem__, default=None))
         elif (of_other := time_growth([*enumerate(phases.get(found.OTHER, ()))])) is not None:  # less noisy
             yield _growth_row(found.IN_NO_PHASE, of_other, None, found.OTHER)
 

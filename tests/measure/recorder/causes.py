@@ -43,7 +43,7 @@ class History:
         self.losses = []
 
 
-total, history, seen = 0.0, History(), []
+total, history, seen, weights = 0.0, History(), [], torch.zeros(1 << 23)
 kept = [[] for _ in range(200_000 if kind == "collect" else 0)]
 for step in range(150 if kind == "busy" else 45):
     tokens = augment(batch()) if kind == "busy" else batch()
@@ -72,7 +72,7 @@ for step in range(150 if kind == "busy" else 45):
     if kind == "pause" and step % 5 == 4:
         time.sleep(0.15)  # pause of the loop
     if kind == "save" and step % 5 == 4:
-        torch.save(torch.zeros(1 << 23), sys.argv[2])  # checkpoint
+        torch.save(weights, sys.argv[2])  # checkpoint
     if kind == "collect":
         gc.collect()  # collection
     if kind == "slower":
