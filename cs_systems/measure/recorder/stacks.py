@@ -13,6 +13,7 @@ import ctypes
 import dis
 import functools
 import inspect
+import itertools
 import linecache
 import os
 import re
@@ -45,8 +46,9 @@ _LIBRARIES = tuple(
     {f"{path}/" for path in (*sysconfig.get_paths().values(), Path(torch.__file__).parent, _PACKAGE) if path}
 )
 _MODULE_CALL = torch.nn.modules.module.__file__
+_AUTOGRAD = {torch.autograd.__file__, torch.autograd.graph.__file__}  # files of the functions that run a backward pass
 _CALLEE = re.compile(r"(?:await\s+)?([A-Za-z_][\w.]*(?:\([^()]*\)\.[\w.]+)*)\s*\(")
-_READS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME")
+_READS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME")  # beginnings: there are variants, such as of two names
 DEEPEST = 2  # lists inside lists whose first element is looked at
 _HOLD_LOCALS = {"locals", "vars", "eval", "exec"}  # functions that use the dictionary of their caller's variables
 _METHOD = re.compile(r"([A-Za-z_]\w*)\([^()]*\)$")
@@ -257,14 +259,19 @@ def own_lines(frame: FrameType | None) -> tuple[tuple[Line, ...], Line | None]:
 
 
 def uses_no_tensor(frame: FrameType | None, line: Line) -> bool:
-    """Return whether a line uses plain values alone, or no variable of its function's innermost call holds a tensor."""
+    """Return whether a line uses plain values alone, or no variable of its function's innermost call holds a tensor.
+
+    A line that runs a backward pass uses tensors, even if it names only their owner.
+    """
     code = line[0]
     while frame is not None and frame.f_code is not code:
+        if frame.f_code.co_filename in _AUTOGRAD:
+            return False
         frame = frame.f_back
     if frame is None or not code.co_flags & inspect.CO_OPTIMIZED or holds_locals(code):
         return False  # the body of a script, or a function that may keep the dictionary which is emptied below
     names, outside = frame.f_locals, frame.f_globals
-    used = _names_in(line)
+    used = _names_by_line(code).get(line_of(line), frozenset())
     is_plain = bool(used) and all(_is_plain(names[n] if n in names else outside.get(n)) for n in used)
     tensor = any(isinstance(each, torch.Tensor) for value in names.values() for each in _value_and_first(value))
     if isinstance(names, dict):
@@ -272,12 +279,22 @@ def uses_no_tensor(frame: FrameType | None, line: Line) -> bool:
     return is_plain or not tensor
 
 
-@functools.lru_cache(maxsize=4096)
-def _names_in(line: Line) -> frozenset[str]:
-    """Return the variables that the instructions of a line read."""
-    code, number = line[0], line_of(line)
-    here = (each for each in dis.get_instructions(code) if line_of((code, each.offset)) == number)
-    return frozenset(each.argval for each in here if each.opname in _READS)
+@functools.lru_cache(maxsize=512)  # one pass over a function, because samples are taken in the program's own thread
+def _names_by_line(code: CodeType) -> dict[int, frozenset[str]]:
+    """Return the variables that the instructions of each line of a function read."""
+    found: dict[int, set[str]] = {}
+    for each in dis.get_instructions(code):
+        found.setdefault(line_of((code, each.offset)), set()).update(names_read(each.opname, each.argval))
+    return {number: frozenset(names) for number, names in found.items()}
+
+
+def names_read(operation: str, argument: Any) -> tuple[str, ...]:
+    """Return the variables that an instruction reads; since Python 3.13 it may read two, or store one and read one."""
+    if operation == "STORE_FAST_LOAD_FAST":
+        return (argument[1],)
+    if not operation.startswith(_READS):
+        return ()
+    return argument if isinstance(argument, tuple) else (argument,)
 
 
 def _is_plain(value: Any, depth: int = 0) -> bool:
@@ -317,8 +334,15 @@ def position_of(line: Line) -> tuple[int | None, int | None, int | None, int | N
 def line_of(line: Line) -> int:
     """Return the number of the line; the jump at the end of a loop, which has none, belongs to the line before it."""
     code, at = line
-    known = (first for first, *_ in reversed([*code.co_positions()][: at // 2 + 1]) if first)
-    return next(known, code.co_firstlineno)
+    numbers = _line_numbers(code)
+    return numbers[min(at // 2, len(numbers) - 1)] if at >= 0 else code.co_firstlineno
+
+
+@functools.lru_cache(maxsize=512)
+def _line_numbers(code: CodeType) -> tuple[int, ...]:
+    """Return the number of the line of each instruction."""
+    known = (first for first, *_ in code.co_positions())
+    return tuple(itertools.accumulate(known, lambda before, first: first or before, initial=code.co_firstlineno))[1:]
 
 
 def place_of(line: Line) -> str:

@@ -8,9 +8,10 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -18,10 +19,10 @@ import torch
 
 from cs_systems.analysis.comparison.loop_growth import follows_inputs
 from cs_systems.machine.device import resolve
-from cs_systems.measure.recorder import kept
+from cs_systems.measure.recorder import kept, stacks
 from cs_systems.measure.recorder.memory import Memory
 from cs_systems.measure.recorder.padding import Padding, filled_share
-from cs_systems.measure.recorder.stacks import Sample, Sampler, holds_locals, line_of, uses_no_tensor
+from cs_systems.measure.recorder.stacks import Sample, Sampler, holds_locals, line_of, names_read, uses_no_tensor
 from cs_systems.measure.recorder.watch import Watch
 from cs_systems.record import append_record, read_records
 from tests.measure.recorder.loops import train
@@ -166,6 +167,52 @@ def test_line_uses_no_tensor_unless_one_of_its_names_or_else_of_its_function_doe
     assert plain(3)
     assert not tensors(3)
     assert both(torch.ones(2)) == (True, False)
+
+
+def test_line_that_runs_backward_uses_tensors_although_it_names_their_owner_alone() -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.loss = torch.ones(1, requires_grad=True).sum()
+
+        def backward_all(self) -> None:
+            self.loss.backward()
+
+    found: dict[str, bool] = {}
+
+    def waits() -> None:
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            line = frame.f_code, frame.f_lasti
+            found[frame.f_code.co_name] = uses_no_tensor(sys._getframe(), line)
+            frame = frame.f_back if frame.f_code is not Trainer.backward_all.__code__ else None
+
+    trainer = Trainer()
+    trainer.loss.register_hook(lambda _: waits())
+    trainer.backward_all()
+    assert found["waits"]
+    assert not found["backward_all"]
+
+
+def test_names_of_all_lines_are_found_in_one_pass_over_their_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: dict[str, Any] = {}
+    exec("def long(a):\n" + 150 * "    b = [a + 1, a + 2]\n" + "    return b", names)
+    code, passes, instructions = names["long"].__code__, list[object](), dis.get_instructions
+
+    def counted(code: CodeType) -> Iterator[dis.Instruction]:
+        passes.append(code)
+        return instructions(code)
+
+    monkeypatch.setattr(dis, "get_instructions", counted)
+    read = {n: {*stacks._names_by_line(code)[n]} for n in range(2, 153)}
+    assert read == {n: {"a"} for n in range(2, 152)} | {152: {"b"}}
+    assert passes == [code]
+
+
+def test_instruction_may_read_two_variables_or_store_one_and_read_one() -> None:
+    assert names_read("LOAD_FAST_LOAD_FAST", ("a", "b")) == ("a", "b")
+    assert names_read("STORE_FAST_LOAD_FAST", ("a", "b")) == ("b",)
+    assert names_read("LOAD_GLOBAL", "torch") == ("torch",)
+    assert names_read("STORE_FAST", "a") == ()
 
 
 def test_jump_at_the_end_of_a_loop_belongs_to_its_last_line_with_a_number() -> None:
