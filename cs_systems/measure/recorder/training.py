@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from cs_systems.analysis.comparison import loop_findings as found
@@ -85,7 +85,9 @@ class Training(FewSteps):
     def look_before_update(self, optimizer: Optimizer) -> None:
         self._gradients.step_begins(optimizer)
         if optimizer not in self._used_rows:
-            self._used_rows[optimizer] = {id(p): used_rows(p.grad) for p in _held(optimizer) if is_table(p)}
+            tables = self._tables()
+            held = [p for p in _held(optimizer) if id(p) in tables and is_large(p)]
+            self._used_rows[optimizer] = {id(p): used_rows(p.grad) for p in held}
 
     def look_after_update(self, optimizer: Optimizer) -> None:
         self._gradients.step_ends(optimizer)
@@ -105,7 +107,7 @@ class Training(FewSteps):
         self.keep(found.UNUSED_GRADIENTS, self._held_by_none())
         self.keep(found.DROPPED_GRADIENTS, [*self._dropped()])
         self.keep(found.DENSE_GRADIENTS, [*self._dense()])
-        self._gradients = Gradients()
+        self._gradients, self._used_rows = Gradients(), {}
 
     def _parameters(self) -> Known:
         """Return the parameters of all models, then those that only an optimizer holds."""
@@ -117,6 +119,11 @@ class Training(FewSteps):
             for held in _held(optimizer):
                 known.setdefault(id(held), (type(optimizer).__name__, held))
         return known
+
+    def _tables(self) -> set[int]:
+        """Return the identities of the weights of embeddings, which alone may have sparse gradients."""
+        modules = (module for model in self._subject.models for module in model.modules())
+        return {id(module.weight) for module in modules if isinstance(module, nn.Embedding | nn.EmbeddingBag)}
 
     def _updates(self, optimizer: Optimizer) -> found.UpdatesRow:
         of = self._gradients.updates.get(optimizer) or Updates(optimizer)
@@ -192,7 +199,7 @@ class Training(FewSteps):
                  "first": first}]  # fmt: skip
 
 
-def is_table(parameter: Tensor) -> bool:
+def is_large(parameter: Tensor) -> bool:
     """Return whether a parameter is a large matrix on this rank, with a dense gradient."""
     gradient = parameter.grad
     is_plain = gradient is not None and type(gradient) is Tensor and gradient.layout is torch.strided

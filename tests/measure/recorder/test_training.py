@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from cs_systems.analysis.comparison.loop_findings import DENSE_GRADIENTS
 from cs_systems.analysis.diagnosis import Rule, diagnose
 from cs_systems.analysis.diagnosis._evidence import of_records
 from cs_systems.core import plugins
+from cs_systems.machine.device import resolve
+from cs_systems.measure.recorder.subject import Subject
 from cs_systems.measure.recorder.training import Training
 from cs_systems.measure.recorder.unedited import ScriptRecorder
 from tests.measure.recorder.trainings import FAULTS, SOUND, Step
@@ -54,6 +62,22 @@ def test_healthy_training_has_no_cause_of_a_fault(name: str, tmp_path: Path) -> 
     assert all(each.failure is None for each in recorder._observers._every)
     assert recorder.records[0].results["updates"]
     assert codes(recorder) == set()
+
+
+def test_ended_observer_keeps_no_optimizer() -> None:
+    table = nn.Embedding(12_000, 64)
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+    subject = Subject("loop", resolve("cpu"), [table], [optimizer], None, 1)
+    training = Training(subject, nullcontext)
+    table(torch.tensor([1, 2])).sum().backward()
+    training.look_before_update(optimizer)
+    training.end()
+    assert [row["used"] for row in DENSE_GRADIENTS.of(training.kept)] == [2]
+    known = weakref.ref(optimizer)
+    subject.optimizers.clear()
+    del optimizer
+    gc.collect()
+    assert known() is None
 
 
 def test_error_of_one_observer_leaves_the_others_and_the_timing(

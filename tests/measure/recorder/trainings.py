@@ -161,6 +161,12 @@ def table_of_which_few_rows_are_used(sparse: bool = False) -> Step:
     return lambda: update(optimizer, table(torch.randint(12_000, (200,))).square().mean())
 
 
+def linear_of_which_few_rows_are_used() -> Step:
+    layer = nn.Linear(64, 12_000, bias=False)
+    optimizer = torch.optim.Adam(layer.parameters())
+    return lambda: update(optimizer, layer(torch.randn(4, 64))[:, :200].square().mean())
+
+
 def metric_by_another_call(*, after_update: bool) -> Step:
     model = net()
     optimizer = AdamW(model.parameters())
@@ -616,6 +622,7 @@ SOUND: dict[str, Callable[[], Step]] = {
     "critic_steps_more_often": critic_steps_more_often,
     "low_rank_adapters": low_rank_adapters,
     "frozen_backbone": frozen_backbone,
+    "linear_of_which_few_rows_are_used": linear_of_which_few_rows_are_used,
     "sparse_table": lambda: table_of_which_few_rows_are_used(sparse=True),
     "master_weights": master_weights,
     "own_updates_beside_an_optimizer": own_updates_beside_an_optimizer,
