@@ -17,7 +17,9 @@ from cs_systems.core.units import counted
 
 _ORDINALS = {2: "second", 3: "third", 4: "fourth", 5: "fifth", 6: "sixth", 7: "seventh", 8: "eighth", 9: "ninth",
              10: "tenth", 20: "twentieth", 50: "fiftieth", 100: "hundredth"}  # fmt: skip
-COLLECTIVE = re.compile(r"\b(all_(reduce|gather|to_all)|reduce(_scatter)?|broadcast|barrier|gather|scatter)\w*$")
+_COLLECTIVE = re.compile(
+    r"(\bdist(?:ributed)?\.)?\b(all_(reduce|gather|to_all)|reduce(_scatter)?|broadcast|barrier|gather|scatter)\w*$"
+)
 IN_EACH_STEP = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.CLIP, Phase.OPTIMIZER)
 EVALUATION = "evaluate less often or on fewer batches"
 LOOK = "see what the loop does there besides a usual step"
@@ -42,10 +44,10 @@ def _ordinal(number: int) -> str:
 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the kind of steps with the most extra time compared with usual steps."""
-    rows = SLOW_STEPS.of(evidence.tables)
-    if not rows:
+    if not (kinds := SLOW_STEPS.of(evidence.tables)):
         return _of_trace(evidence.usual) if evidence.usual else None
-    if not (most := max(rows, key=lambda row: row["extra_s"]))["total_s"]:
+    rows = [row for row in kinds if not _is_of_each_step(row) and not _waits_for_ranks(row, evidence)]
+    if not rows or not (most := max(rows, key=lambda row: row["extra_s"]))["total_s"]:
         return None
     if most.get("waits_for_batch") and evidence.step_s and evidence.input_s >= WORTH * evidence.step_s:
         return None  # the rule of the input reports it
@@ -53,10 +55,6 @@ def find(evidence: Evidence) -> Diagnosis | None:
     collected = COLLECTIONS.first(evidence.tables)
     if collected is not None and collected["in_steps"] >= FEWEST and collected["time_s"] > extra_s / 2:
         return None  # these steps are slow because of the garbage collector, which another rule reports
-    if most.get("every") is None and most.get("phase") in IN_EACH_STEP:
-        return None  # a usual step does the same; a busy machine or a larger batch made it slower
-    if COLLECTIVE.search(most.get("calls") or ""):
-        return None  # it waits there for other ranks; the rules of communication and of the straggler judge that
     cause = f"{extra_s / total_s:.0%} of the loop is in {steps_of(most)}"
     function, place, calls = most.get("function"), most.get("place"), most.get("calls")
     remedy = REMEDY
@@ -84,6 +82,21 @@ def find(evidence: Evidence) -> Diagnosis | None:
         is_outside=is_once,
         precedes=("start-up",),  # which a longer loop does not repeat
     )
+
+
+def _is_of_each_step(row: SlowStepsRow) -> bool:
+    """Return whether a usual step does the same, so that a busy machine or a larger batch made these steps slower."""
+    return row.get("every") is None and row.get("phase") in IN_EACH_STEP
+
+
+def _waits_for_ranks(row: SlowStepsRow, evidence: Evidence) -> bool:
+    """Return whether the steps are slow in a collective, which the rules of communication and the straggler judge.
+
+    One process has only those of torch.distributed: `reduce` or `gather` alone may be any function.
+    """
+    found = _COLLECTIVE.search(row.get("calls") or "")
+    has_ranks = evidence.config is not None and evidence.config.world_size > 1
+    return found is not None and (found[1] is not None or has_ranks)
 
 
 def _of_trace(usual: Usual) -> Diagnosis | None:

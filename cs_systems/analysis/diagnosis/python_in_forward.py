@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from cs_systems.analysis.comparison.loop_findings import INNER_LINES, InnerLineRow
@@ -18,12 +19,19 @@ REMEDY = "compute it by operators on whole tensors, or once: keep what does not 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the time of own functions without tensors inside the model's phases, by samples of the stack."""
     rows = [row for row in INNER_LINES.of(evidence.tables) if row["is_plain"] and not row["place"].startswith("<")]
-    in_loss_s = sum(row["time_s"] for row in rows if row["phase"] == Phase.LOSS)
-    is_after = in_loss_s > MOSTLY * sum(row["time_s"] for row in rows)
-    is_custom = any(row["phase"] == Phase.BACKWARD for row in rows)
-    where = "between the model and backward" if is_after else "inside the model"
-    where = "inside forward and backward" if is_custom else where
-    return of_lines(rows, evidence, f"is Python {where}, which computes without tensors", REMEDY)
+    return of_lines(rows, evidence, f"is Python {_where(rows, evidence)}, which computes without tensors", REMEDY)
+
+
+def _where(rows: Sequence[InnerLineRow], evidence: Evidence) -> str:
+    """Return in words where most of the time is; forward and backward are named if either's share is notable."""
+    times_s: Counter[str] = Counter()
+    for row in rows:
+        times_s[row["phase"]] += row["time_s"]  # type: ignore[assignment]
+    if times_s[Phase.LOSS] > MOSTLY * times_s.total():
+        return "between the model and backward"
+    least_s = LEAST * (evidence.step_s or 0.0)
+    named = [phase for phase in (Phase.FORWARD, Phase.BACKWARD) if times_s[phase] >= least_s]
+    return f"inside {' and '.join(named)}" if Phase.BACKWARD in named else "inside the model"
 
 
 def of_lines(rows: Sequence[InnerLineRow], evidence: Evidence, what: str, remedy: str) -> Diagnosis | None:

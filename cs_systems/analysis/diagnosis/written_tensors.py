@@ -1,4 +1,4 @@
-"""Rule for tensors written as text inside the model: a log or print whose arguments are tensors."""
+"""Rule for logs and prints inside the model, in lines that use tensors."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ REMEDY = (
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the time of own lines inside the model that log or print."""
-    rows = [row for row in INNER_LINES.of(evidence.tables) if _WRITES.search(row["source"])]
-    return of_lines(rows, evidence, "writes tensors as text inside the model", REMEDY)
+    """Find the time of own lines inside the model that log or print, and use tensors."""
+    rows = [row for row in INNER_LINES.of(evidence.tables) if _WRITES.search(row["source"]) and not row["is_plain"]]
+    return of_lines(rows, evidence, "goes into logs and prints inside the model", REMEDY)
 
 
 RULE = Rule(find, refines=("small-operators", "python-in-forward"))

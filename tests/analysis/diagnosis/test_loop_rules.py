@@ -182,9 +182,9 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
     "written-tensors": (
         loop({"inner_lines": [inner("Net.forward", 8, 0.02, source='log.debug(f"scores {w}")')]}),
         0.08,
-        "20% of the step writes tensors as text inside the model: Net.forward() at train.py:8 (20%): write less often; "
-        "give the logger arguments in place of an f-string, which is made also where its level is off, and shapes or "
-        "means in place of tensors; not below 80 ms, now 100 ms",
+        "20% of the step goes into logs and prints inside the model: Net.forward() at train.py:8 (20%): write less "
+        "often; give the logger arguments in place of an f-string, which is made also where its level is off, and "
+        "shapes or means in place of tensors; not below 80 ms, now 100 ms",
     ),
     "tensor-copies": (
         loop({"inner_lines": [inner("Net.forward", 8, 0.015, method="clone"), inner("Net.forward", 9, 0.01)]}),
@@ -821,3 +821,39 @@ def test_single_slow_steps_in_a_phase_of_each_step_are_no_cause() -> None:
 def test_steps_that_wait_in_a_collective_are_left_to_the_rules_of_ranks() -> None:
     for calls, count in (("dist.all_reduce", 0), ("dist.barrier", 0), ("evaluate", 1)):
         assert len(causes(loop({"slow_steps": [slow(calls=calls, without_gradients=False)]}))) == count
+    calls_reduce = {"slow_steps": [slow(calls="functools.reduce", without_gradients=False)]}
+    assert len(causes(loop(calls_reduce))) == 1
+    alone = {"slow_steps": [slow(calls="reduce", without_gradients=False)]}
+    assert len(causes(loop(alone))) == 1
+    several = replace(LOOP, world_size=2)
+    assert causes(replace(loop(alone), config=several)) == ()
+
+
+@pytest.mark.parametrize("longer", [{"every": None, "phase": "forward"}, {"calls": "dist.barrier"}])
+def test_slow_steps_that_are_no_cause_hide_no_other_slow_steps(longer: dict[str, Any]) -> None:
+    rows = [slow(extra_s=5.0, without_gradients=False, **longer), slow(extra_s=1.0)]
+    (found,) = causes(loop({"slow_steps": rows}))
+    assert "12% of the loop is in every tenth step: evaluate() at train.py:88" in found.sentence
+
+
+def test_print_of_plain_values_is_plain_python() -> None:
+    (found,) = causes(loop({"inner_lines": [inner("mask", 8, 0.02, source="print(i)", is_plain=True)]}))
+    assert found.code == "python-in-forward"
+
+
+@pytest.mark.parametrize(
+    ("forward_s", "loss_s", "backward_s", "where"),
+    [
+        (0.03, 0.0, 0.001, "inside the model"),
+        (0.02, 0.0, 0.01, "inside forward and backward"),
+        (0.0, 0.0, 0.03, "inside backward"),
+        (0.0, 0.03, 0.001, "between the model and backward"),
+    ],
+)
+def test_plain_python_names_phases_with_a_notable_share(
+    forward_s: float, loss_s: float, backward_s: float, where: str
+) -> None:
+    times_s = {"forward": forward_s, "loss": loss_s, "backward": backward_s}
+    rows = [inner("f", 8, time_s, phase=phase, is_plain=True) for phase, time_s in times_s.items() if time_s]
+    (found,) = causes(loop({"inner_lines": rows}))
+    assert f"is Python {where}, which" in found.sentence
