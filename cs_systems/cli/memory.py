@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 # tables of a record that hold memory results
 OF_MEMORY = {"memory_phases", "memory_parts", "residuals", "memory_ranges", "snapshot"}
 WATCHED = {"snapshot", "residuals", "nsys", "no_caching_allocator", "best_checkpoint", "budget", "memory_limit"}
+FORMS = ("format", "output", "open")
 NOT_OF_FITS = WATCHED | {field.name for kind in (Sweep, Steps) for field in fields(kind)} - {"timeout_s"}
 
 
@@ -127,6 +128,9 @@ def run(args: Memory) -> int:
         return _show(args.show)
     configs = args.cells.configs(args.steps.base(), args.step)
     if args.fits is not None:
+        if any(config.subject is Subject.OWN for config in configs):
+            forms = [name for name in given(args) if name in FORMS]
+            refuse(forms, "--fits prints text, not a table, for a workload of your own")
         return _print_fits(page_asked(args), configs, _device_bytes(args.fits, "--fits"))
     if args.best_checkpoint != (args.budget is not None):
         raise ConfigError(
@@ -177,7 +181,7 @@ def _check_used(args: Memory) -> None:
     if args.fits is not None:
         refuse([name for name in names if name in NOT_OF_FITS], "--fits predicts memory without measuring a step")
     else:
-        forms = [name for name in names if name in ("format", "output", "open")]
+        forms = [name for name in names if name in FORMS]
         refuse(forms, "only --fits has a table in other formats; show a run by cs-systems report DIR --format")
     if args.best_checkpoint:
         itself = "--best-checkpoint runs every cell, and chooses its checkpoint plan and memory limit by --budget"
@@ -269,6 +273,7 @@ def _first_changes(fit: Fit) -> str:
 def _print_table_of_fits(args: Memory, found: Sequence[tuple[RunConfig, Fit]], device_bytes: int) -> None:
     """Print a row for each cell, named by what differs among the cells."""
     from cs_systems.config import same_fields
+    from cs_systems.formulas.memory.fit import MOST
     from cs_systems.report.tables.rows import render_table
 
     first = found[0][0]
@@ -286,8 +291,10 @@ def _print_table_of_fits(args: Memory, found: Sequence[tuple[RunConfig, Fit]], d
         for config, fit in found
     ]
     caption = f"{FITS.caption} with the CUDA context, on {human(device_bytes, 'bytes')}{constant}"
+    ends = any(MOST in (row["largest_batch"], row["largest_context"]) for row in rows)
+    notes = [f"{MOST:,}: the search ends there; more may fit"] if ends else []
     width = terminal_width(args.output)
-    text = render_table(replace(FITS, caption=caption), rows, args.format, (), width, width is not None)
+    text = render_table(replace(FITS, caption=caption), rows, args.format, notes, width, width is not None)
     deliver(joined([text], args.format, caption), args.format, args.output, args.open)
 
 

@@ -133,6 +133,8 @@ def test_fits_of_several_cells_is_a_table_in_every_format(capsys: pytest.Capture
     assert lines[-2].endswith("--attention sdpa_flash --checkpoint selective:matmul")
     assert main([*words, "--format", "csv"]) == 0
     assert capsys.readouterr().out.splitlines()[0] == "cell,needed_bytes,fits,largest_batch,largest_context,first"
+    assert main(["memory", "--size", "tiny", "--fits", "8TiB", "--format", "markdown"]) == 0
+    assert "1,048,576: the search ends there; more may fit" in capsys.readouterr().out
     assert main([*words, "--format", "html"]) == 0
     assert "<td" in capsys.readouterr().out
     assert main(["memory", "--size", "small", "--format", "csv"]) == 2
