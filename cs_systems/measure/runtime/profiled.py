@@ -22,8 +22,11 @@ KEY = 8  # characters of a key in it
 
 
 def prefix(folder: Path, config: RunConfig, repeat: int) -> Path:
-    """Return the path prefix of the cell's files: its description, and enough of its key to be its own."""
-    name = "-".join(re.findall(r"[\w.]+", describe(config, without={"profiler"}), re.ASCII))
+    """Return the path prefix of the cell's files: its description, and enough of its key to be its own.
+
+    It never begins with a dot, as in `../mine.py:f`: hidden files are not read.
+    """
+    name = "-".join(re.findall(r"[\w.]+", describe(config, without={"profiler"}), re.ASCII)).lstrip(".-")
     words = shorten(name.replace("-", " "), LONGEST_NAME, placeholder="").replace(" ", "-")
     return folder / "-".join(filter(None, [words, config.key()[:KEY], str(repeat)]))
 

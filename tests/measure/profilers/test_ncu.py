@@ -22,6 +22,11 @@ TINY = RunConfig(
 )
 
 
+@pytest.mark.parametrize("file", ["./mine.py", "../mine.py"])
+def test_files_of_a_profiled_cell_are_never_hidden(file: str, tmp_path: Path) -> None:
+    assert profiled.prefix(tmp_path, RunConfig(workload=f"{file}:f"), 0).name.startswith("mine.py-f-")
+
+
 def record(status: str = "ok") -> RunRecord:
     return RunRecord("key", TINY.to_dict(), status)
 
