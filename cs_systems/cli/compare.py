@@ -50,7 +50,7 @@ class Compare:
     ] = "terminal"
     output: Annotated[MaybePath, optional("FILE", "file for the output, instead of the terminal")] = None
     open: Open = False
-    all: Annotated[bool, flag("every cell, with --format json, which shows some by default")] = False
+    all: Annotated[bool, flag("every cell and row, with --format json, which shows some by default")] = False
     fail_on: Annotated[
         Names,
         arg(
@@ -112,6 +112,8 @@ def run(args: Compare) -> int:
             raise ConfigError(
                 "--phase has no effect on two traces, because all their phases are shown; leave out --phase"
             )
+        if args.all:
+            refuse(["all"], "a comparison of two traces shows every row already")
         if args.fail_on:
             raise ConfigError("--fail-on requires two runs, because two traces get no verdict; leave out --fail-on")
         if args.format == "csv":
@@ -130,6 +132,7 @@ def run(args: Compare) -> int:
         return analyze.run(both, merges=False)
     from cs_systems.analysis.comparison.runs import profiled_pairs, undisturbed
     from cs_systems.report.reading import some_records
+    from cs_systems.report.tables import document
 
     for name in args.fail_on:
         one_of("--fail-on", name, FAILURES)
@@ -139,7 +142,7 @@ def run(args: Compare) -> int:
     check_outputs({"--output": args.output}, [args.a, args.b])
     (a, torn_a), (b, torn_b) = some_records(args.a), some_records(args.b)
     pairs = profiled_pairs(a, b)
-    texts, found, pictures = [], None, []
+    texts, found, pictures, more = [], None, [], dict[str, int]()
     if not pairs or args.format == "csv" or undisturbed(a):
         found = _compared(args, a, b)
         texts.append(_timings(args, found, [*torn_a, *torn_b]))
@@ -154,7 +157,9 @@ def run(args: Compare) -> int:
             "--phase has no effect on two profiled runs, because all their phases are shown; leave out --phase"
         )
     if args.format not in ("csv", "github"):
-        texts += [_profiles(args, *pair) for pair in pairs]
+        texts += [_profiles(args, *pair, more) for pair in pairs]
+    if args.format == "json" and not args.all:
+        texts.append(document.more(more))
     text = joined(texts, args.format, compared(args.a, args.b), pictures, others=[*a, *b])
     deliver(text, args.format, args.output, args.open)
     return _status(found, args.fail_on)
@@ -183,14 +188,16 @@ def _pictures(found: Comparison) -> list[tuple[str, str]]:
     return [(title, plot.drawn_svg(lambda: ratios.ratios(rows), "ratios"))] if rows else []
 
 
-def _profiles(args: Compare, cell: str, a: RunRecord, b: RunRecord) -> str:
+def _profiles(args: Compare, cell: str, a: RunRecord, b: RunRecord, counts: dict[str, int]) -> str:
+    """Return the differences of a profiled cell; add to `counts` the rows of the tables that are not shown whole."""
     from cs_systems.analysis.comparison.profiles import DIFFERENCES, difference_of_records
     from cs_systems.cli._tables import SHARES, Section, document_text
 
     found = [(by, difference_of_records(a, b, by)) for by in SPLITS.values()]
     sections: list[Section] = []
     for by, rows in found:
-        if more := len(rows[TOP:-1]):
+        if (more := len(rows[TOP:-1])) and not args.all:
+            counts[DIFFERENCES[by].name] = len(rows)
             notes = [f"{more} more with smaller differences; the records have all"]
             sections.append((DIFFERENCES[by], [*rows[:TOP], rows[-1]], notes))
         elif rows:
@@ -216,8 +223,7 @@ def _timings(args: Compare, comparison: Comparison, torn: list[str]) -> str:
     if args.format == "csv":
         return render_table(TIMINGS, comparison.rows, "csv")
     if args.format == "json":
-        cut = "" if args.all else document.more({COMPARED.name: len(comparison.rows)})
-        return document.table(COMPARED, comparison.rows, [*torn, *comparison.doubts]) + cut
+        return document.table(COMPARED, comparison.rows, [*torn, *comparison.doubts])
     what = ", ".join(f"{name}: {left} → {right}" for name, (left, right) in comparison.compared.items())
     of_one = args.phase[0] if len(args.phase) == 1 else None
     timed = f"{of_one} time" if of_one else "times"

@@ -321,6 +321,8 @@ def test_compare_of_two_traces_prints_the_same_as_analyze(capsys: pytest.Capture
     compared = capsys.readouterr().out
     assert main(["analyze", trace, trace]) == 0
     assert compared == capsys.readouterr().out
+    assert main(["compare", trace, trace, "--all"]) == 2
+    assert "a comparison of two traces shows every row already; leave out --all" in capsys.readouterr().err
 
 
 def test_table_of_one_phase_fits_80_columns(
