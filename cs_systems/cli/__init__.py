@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         except OSError:
             _drop_output()
-        return _fail(_failed_file(error), EXIT_MALFORMED, words)
+        return _fail(failed_file(error), EXIT_MALFORMED, words)
     except ConfigError as error:
         return _fail(error.with_options(), EXIT_MALFORMED, words)
     except RuntimeError as error:
@@ -211,6 +211,8 @@ def _printable_parser_errors(words: Sequence[str]) -> Iterator[None]:
 
 
 def _wants_json(words: Sequence[str]) -> bool:
+    if words[:1] == ["run"]:  # has no --format: the option is its script's
+        return False
     own = words[: words.index("--")] if "--" in words else words
     return "--format=json" in own or ("--format", "json") in pairwise(own)
 
@@ -240,7 +242,7 @@ def _filled(text: str, indent: int) -> str:
     return textwrap.fill(text, shutil.get_terminal_size().columns, subsequent_indent=" " * indent)
 
 
-def _failed_file(error: OSError) -> str:
+def failed_file(error: OSError) -> str:
     """Describe a failed file: its name, the cause and the remedy, instead of the system's `[Errno 13]`."""
     if error.strerror is None:
         return error.with_options() if isinstance(error, ConfigError) else str(error)

@@ -130,14 +130,16 @@ class Reader:
 
     def counted(self, answer: Callable[[], str]) -> str:
         """Return the answer, or the document of its error."""
-        from cs_systems.cli import EXIT_MALFORMED
+        from cs_systems.cli import EXIT_MALFORMED, failed_file
         from cs_systems.report.tables.document import error
 
         with self._lock:
             self.calls += 1
             try:
                 return answer()
-            except ConfigError as problem:
+            except OSError as problem:
+                return error(failed_file(problem), EXIT_MALFORMED)
+            except (RuntimeError, ValueError) as problem:
                 return error(str(problem), EXIT_MALFORMED)
 
     def command(
@@ -152,16 +154,23 @@ class Reader:
         return self.counted(lambda: self._command(name, paths, tables or (), top, all))
 
     def runs(self, path: str | None) -> list[RunRow]:
-        """Return the folders with records below a path. Raises ConfigError for one outside of the roots."""
+        """Return the folders with records below a path.
+
+        Raises ConfigError for a path that is not a folder, or is outside of the roots.
+        """
         from cs_systems.record import RECORDS_FILE
 
-        found = list[RunRow]()
-        for root in self._roots if path is None else [self._inside(path)]:
+        roots = self._roots if path is None else [self._inside(path)]
+        if path is not None and not roots[0].is_dir():
+            raise ConfigError(f"{path} is not a folder; {self._allowed()}")
+        found = dict[str, RunRow]()  # by folder, because the roots may overlap
+        for root in roots:
             for file in sorted(root.rglob(RECORDS_FILE)):
                 if self._is_inside(file.resolve()):
+                    folder = os.path.relpath(file.parent)
                     records = sum(bool(line.strip()) for line in file.read_bytes().split(b"\n"))
-                    found.append({"run": os.path.relpath(file.parent), "records": records})
-        return found
+                    found[folder] = {"run": folder, "records": records}
+        return [*found.values()]
 
     def _command(self, name: str, paths: Sequence[str], tables: Sequence[str], top: int | None, all: bool) -> str:
         from cs_systems.cli import main
@@ -179,6 +188,8 @@ class Reader:
 
     def _inside(self, path: str) -> Path:
         """Return the file or folder. Raises ConfigError if it, or a link in it, leads outside of the roots."""
+        if "\0" in path:
+            raise ConfigError(f"path {path!r} contains a NUL character; remove it")
         real = Path(path).resolve()
         if not self._is_inside(real):
             raise ConfigError(f"{path} is outside of the folders that may be read; {self._allowed()}")
@@ -200,7 +211,11 @@ def _as_argument(path: Path) -> str:
     return f"./{name}" if name.startswith("-") else name
 
 
-def _links(folder: Path) -> Iterator[Path]:
-    """Yield the symbolic links below a folder."""
-    for base, folders, files in os.walk(folder):
+def _links(path: Path) -> Iterator[Path]:
+    """Yield the symbolic links below a folder, or next to a file that is read with it."""
+    from cs_systems.readers.forms.modules import modules_file
+
+    if path.is_file() and (beside := modules_file(path)).is_symlink():
+        yield beside
+    for base, folders, files in os.walk(path):
         yield from (each for name in (*folders, *files) if (each := Path(base, name)).is_symlink())

@@ -93,6 +93,23 @@ def test_error_is_a_document_with_the_exit_status(
     assert message in " ".join(err.split())
 
 
+def test_option_of_a_recorded_script_is_not_the_format_of_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "train.py", "--format", "json"]) == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_comparison_names_only_the_tables_that_it_cuts(capsys: pytest.CaptureFixture[str]) -> None:
+    few, many = [str(ROOT / "profiles" / name) for name in ("warmup_steps", "softmax_and_matmul")]
+    assert main(["compare", few, few, "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["more"] == {}
+    assert main(["compare", many, many, "--format", "json"]) == 0
+    cut = json.loads(capsys.readouterr().out)["more"]
+    assert main(["compare", many, many, "--format", "json", "--all"]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert whole["more"] == {}
+    assert cut == {table["name"]: len(table["rows"]) for table in whole["tables"]}
+
+
 def test_equal_inputs_give_equal_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     assert written("snapshot --all", capsys) == written("snapshot --all", capsys)
 

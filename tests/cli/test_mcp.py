@@ -205,6 +205,34 @@ def test_paths_and_links_outside_of_the_roots_are_refused(tmp_path: Path) -> Non
     assert reader.calls == 4
 
 
+def test_link_next_to_a_file_that_leads_outside_is_refused(tmp_path: Path) -> None:
+    inside, secret = tmp_path / "inside", tmp_path / "secret.json"
+    inside.mkdir()
+    secret.write_text("[]")
+    (inside / "step.sqlite").touch()
+    (inside / "step.modules.json").symlink_to(secret)
+    message = json.loads(Reader([inside]).command("analyze", [str(inside / "step.sqlite")]))["error"]["message"]
+    assert message.startswith(f"{inside / 'step.modules.json'} leads outside of the folders that may be read")
+
+
+def test_runs_lists_each_folder_once_and_refuses_what_is_no_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "records.jsonl").write_text("{}\n")
+    reader = Reader([tmp_path, folder])
+    assert [row["records"] for row in reader.runs(None)] == [1]
+    for path, message in {str(tmp_path / "typo"): "is not a folder", "a\0b": "contains a NUL character"}.items():
+        error = json.loads(reader.counted(lambda path=path: str(reader.runs(path))))["error"]  # type: ignore[misc]
+        assert message in error["message"]
+
+
+def test_unreadable_file_is_an_error_of_the_call(tmp_path: Path) -> None:
+    (tmp_path / "records.jsonl").mkdir()
+    reader = Reader([tmp_path])
+    error = json.loads(reader.counted(lambda: str(reader.runs(None))))["error"]
+    assert error == {"message": f"{tmp_path / 'records.jsonl'}: Is a directory", "status": 2}
+
+
 def test_words_of_a_call_never_become_options(tmp_path: Path) -> None:
     (tmp_path / "--open").mkdir()
     reader = Reader([tmp_path.resolve()])
