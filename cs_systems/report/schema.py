@@ -62,7 +62,7 @@ def document(tables: Iterable[Table[Any]]) -> Schema:
         "type": ["object", "null"],
         "description": "what takes the time or the memory, and what would help",
         "properties": {
-            "verdict": {"type": ["string", "null"], "description": "sentence if there is nothing to gain"},
+            "verdict": {"type": ["string", "null"], "description": "why there are no diagnoses"},
             "judged": {"type": ["string", "null"], "description": "the steps that were judged"},
             "diagnoses": {"type": "array", "description": DIAGNOSES.caption, "items": rows(DIAGNOSES)},
             "refuted": {**sentences, "description": "remedies that the same run measured, without a gain"},
@@ -181,7 +181,10 @@ def unit(column: str) -> str | None:
 
 def _column(table: Table[Any], name: str, kinds: tuple[Any, ...]) -> Schema:
     title = table.headings.get(name) or table.columns[name].heading or heading(name)
-    return _property(_type(kinds), title, table.columns[name].note, name)
+    types = _type(kinds)
+    if "number" in types and "null" not in types:
+        types.append("null")  # JSON has no NaN or infinity
+    return _property(types, title, table.columns[name].note, name)
 
 
 def _property(kind: list[str], title: str, description: str, name: str) -> Schema:
