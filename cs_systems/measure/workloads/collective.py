@@ -102,8 +102,10 @@ class Collective(Workload):
             _reduce_scatter(self.received, self.sent)
         elif self.shape.collective == "broadcast":
             dist.broadcast(self.sent, 0)
-        else:
+        elif self.shape.collective == "all_to_all":
             dist.all_to_all_single(self.received, self.sent)
+        else:
+            raise NotImplementedError(f"no call for the collective {self.shape.collective}")
 
     def describe(self) -> Ran:
         return {

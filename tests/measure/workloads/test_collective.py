@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,12 +16,20 @@ from cs_systems.core.collectives import COLLECTIVES, DIVIDED, ELEMENT_BYTES, Col
 from cs_systems.machine.device import Device
 from cs_systems.measure.runtime.timing import measure
 from cs_systems.measure.workloads import Cell, Unavailable
+from cs_systems.measure.workloads.collective import Collective
 from tests.model.parallel.launch import launch
 from tests.model.parallel.ranks import join
 
 RANKS = 3
 SIZE = 3 * 8 * 16
 LATE_S = 0.5
+
+
+def test_collective_without_a_call_is_an_error() -> None:
+    workload = Collective.__new__(Collective)
+    workload.shape = SimpleNamespace(collective="gather")  # type: ignore[assignment]
+    with pytest.raises(NotImplementedError, match="no call for the collective gather"):
+        workload.call()
 
 
 def run_rank(rank: int, world_size: int, folder: Path) -> None:
@@ -37,8 +46,6 @@ def run_rank(rank: int, world_size: int, folder: Path) -> None:
 
 
 def _workload(shape: CollectiveShape, device: Device) -> Any:
-    from cs_systems.measure.workloads.collective import Collective
-
     return Collective(Cell(RunConfig(workload="collective", collective=shape)), device)
 
 
