@@ -43,7 +43,7 @@ def attention(
         scores = (q * scale) @ k.transpose(-2, -1)
         if causal:
             hidden = hidden_keys(seq_q, seq_k, align, q.device, window)
-            # Scale in place: matmul's backward needs its inputs, not its output.
+            # Mask in place: matmul's backward needs its inputs, not its output.
             scores.masked_fill_(hidden, -math.inf)
     with annotate("softmax"):
         weights = torch.softmax(scores, dim=-1)
