@@ -46,9 +46,10 @@ _LIBRARIES = tuple(
     {f"{path}/" for path in (*sysconfig.get_paths().values(), Path(torch.__file__).parent, _PACKAGE) if path}
 )
 _MODULE_CALL = torch.nn.modules.module.__file__
-_AUTOGRAD = {torch.autograd.__file__, torch.autograd.graph.__file__}  # files of the functions that run a backward pass
+_TORCH = f"{Path(torch.__file__).parent}/"
 _CALLEE = re.compile(r"(?:await\s+)?([A-Za-z_][\w.]*(?:\([^()]*\)\.[\w.]+)*)\s*\(")
 _READS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME")  # beginnings: there are variants, such as of two names
+_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 DEEPEST = 2  # lists inside lists whose first element is looked at
 _HOLD_LOCALS = {"locals", "vars", "eval", "exec"}  # functions that use the dictionary of their caller's variables
 _METHOD = re.compile(r"([A-Za-z_]\w*)\([^()]*\)$")
@@ -261,31 +262,51 @@ def own_lines(frame: FrameType | None) -> tuple[tuple[Line, ...], Line | None]:
 def uses_no_tensor(frame: FrameType | None, line: Line) -> bool:
     """Return whether a line uses plain values alone, or no variable of its function's innermost call holds a tensor.
 
-    A line that runs a backward pass uses tensors, even if it names only their owner.
+    A line inside a function of PyTorch, such as a call of a module or of backward, uses tensors, even if it names only
+    their owner; so does a line that reads an attribute with a tensor or a module.
     """
     code = line[0]
     while frame is not None and frame.f_code is not code:
-        if frame.f_code.co_filename in _AUTOGRAD:
+        if frame.f_code.co_filename.startswith(_TORCH):
             return False
         frame = frame.f_back
     if frame is None or not code.co_flags & inspect.CO_OPTIMIZED or holds_locals(code):
         return False  # the body of a script, or a function that may keep the dictionary which is emptied below
     names, outside = frame.f_locals, frame.f_globals
-    used = _names_by_line(code).get(line_of(line), frozenset())
-    is_plain = bool(used) and all(_is_plain(names[n] if n in names else outside.get(n)) for n in used)
-    tensor = any(isinstance(each, torch.Tensor) for value in names.values() for each in _value_and_first(value))
+    used, attributes = _names_by_line(code).get(line_of(line), (frozenset(), frozenset()))
+    values = [names[n] if n in names else outside.get(n) for n in used]
+    is_plain = bool(used) and all(map(_is_plain, values))
+    tensor = any(_has_tensor(value, attributes) for value in values) or any(
+        isinstance(each, torch.Tensor) for value in names.values() for each in _value_and_first(value)
+    )
     if isinstance(names, dict):
         names.clear()  # Python keeps this copy with the frame, and it would keep the tensors alive
     return is_plain or not tensor
 
 
 @functools.lru_cache(maxsize=512)  # one pass over a function, because samples are taken in the program's own thread
-def _names_by_line(code: CodeType) -> dict[int, frozenset[str]]:
-    """Return the variables that the instructions of each line of a function read."""
-    found: dict[int, set[str]] = {}
+def _names_by_line(code: CodeType) -> dict[int, tuple[frozenset[str], frozenset[str]]]:
+    """Return the variables that the instructions of each line of a function read, and the attributes."""
+    found: dict[int, tuple[set[str], set[str]]] = {}
     for each in dis.get_instructions(code):
-        found.setdefault(line_of((code, each.offset)), set()).update(names_read(each.opname, each.argval))
-    return {number: frozenset(names) for number, names in found.items()}
+        names, attributes = found.setdefault(line_of((code, each.offset)), (set(), set()))
+        names.update(names_read(each.opname, each.argval))
+        if each.opname in _ATTRIBUTES:
+            attributes.add(each.argval)
+    return {number: (frozenset(names), frozenset(attributes)) for number, (names, attributes) in found.items()}
+
+
+def _has_tensor(value: Any, attributes: frozenset[str]) -> bool:
+    """Return whether one of these attributes of an object is a tensor or a module, without a call of the object."""
+    if not attributes or isinstance(value, (ModuleType, type)):
+        return False
+    try:
+        of = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return False
+    kept = of, *(of.get(name) for name in ("_parameters", "_buffers", "_modules"))
+    inside = (each[name] for each in kept if isinstance(each, dict) for name in attributes & each.keys())
+    return any(isinstance(first, (torch.Tensor, torch.nn.Module)) for one in inside for first in _value_and_first(one))
 
 
 def names_read(operation: str, argument: Any) -> tuple[str, ...]:

@@ -193,6 +193,29 @@ def test_line_that_runs_backward_uses_tensors_although_it_names_their_owner_alon
     assert not found["backward_all"]
 
 
+def test_line_that_reads_a_tensor_or_module_of_an_object_uses_tensors() -> None:
+    def look(*_: object) -> bool:
+        frame = sys._getframe(1)
+        return uses_no_tensor(frame, (frame.f_code, frame.f_lasti))
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.x, self.net, self.count = torch.ones(2), torch.nn.Linear(2, 2), 3
+
+        def reads(self) -> tuple[bool, bool, bool]:
+            first = look(self.x)
+            second = look(self.net)
+            return first, second, look(self.count)
+
+    class Model(torch.nn.Linear):
+        def reads(self) -> tuple[bool, bool]:
+            first = look(self.weight)
+            return first, look(self.in_features)
+
+    assert Trainer().reads() == (False, False, True)
+    assert Model(2, 2).reads() == (False, True)
+
+
 def test_names_of_all_lines_are_found_in_one_pass_over_their_function(monkeypatch: pytest.MonkeyPatch) -> None:
     names: dict[str, Any] = {}
     exec("def long(a):\n" + 150 * "    b = [a + 1, a + 2]\n" + "    return b", names)
@@ -203,7 +226,7 @@ def test_names_of_all_lines_are_found_in_one_pass_over_their_function(monkeypatc
         return instructions(code)
 
     monkeypatch.setattr(dis, "get_instructions", counted)
-    read = {n: {*stacks._names_by_line(code)[n]} for n in range(2, 153)}
+    read = {n: {*stacks._names_by_line(code)[n][0]} for n in range(2, 153)}
     assert read == {n: {"a"} for n in range(2, 152)} | {152: {"b"}}
     assert passes == [code]
 
