@@ -23,15 +23,17 @@ def find(evidence: Evidence) -> Diagnosis | None:
 
 
 def _where(rows: Sequence[InnerLineRow], evidence: Evidence) -> str:
-    """Return in words where most of the time is; forward and backward are named if either's share is notable."""
+    """Return in words where the time is; backward is named if its share of the step is worth naming."""
     times_s: Counter[str] = Counter()
     for row in rows:
         times_s[row["phase"]] += row["time_s"]  # type: ignore[assignment]
-    if times_s[Phase.LOSS] > MOSTLY * times_s.total():
-        return "between the model and backward"
-    least_s = LEAST * (evidence.step_s or 0.0)
-    named = [phase for phase in (Phase.FORWARD, Phase.BACKWARD) if times_s[phase] >= least_s]
-    return f"inside {' and '.join(named)}" if Phase.BACKWARD in named else "inside the model"
+    before_s, least_s = times_s[Phase.FORWARD] + times_s[Phase.LOSS], LEAST * (evidence.step_s or 0.0)
+    is_after = times_s[Phase.LOSS] > MOSTLY * before_s
+    if times_s[Phase.BACKWARD] < least_s:
+        return "between the model and backward" if is_after else "inside the model"
+    if before_s < least_s:
+        return "inside backward"
+    return "between the model and backward, and inside backward" if is_after else "inside forward and backward"
 
 
 def of_lines(rows: Sequence[InnerLineRow], evidence: Evidence, what: str, remedy: str) -> Diagnosis | None:

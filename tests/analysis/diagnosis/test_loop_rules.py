@@ -848,6 +848,7 @@ def test_print_of_plain_values_is_plain_python() -> None:
         (0.02, 0.0, 0.01, "inside forward and backward"),
         (0.0, 0.0, 0.03, "inside backward"),
         (0.0, 0.03, 0.001, "between the model and backward"),
+        (0.0, 0.03, 0.02, "between the model and backward, and inside backward"),
     ],
 )
 def test_plain_python_names_phases_with_a_notable_share(
