@@ -1,4 +1,4 @@
-"""Time of a search: what is left of it, how long a process takes, and how long one may take."""
+"""Time budget of a search: the time left, and the longest that one process may take."""
 
 from __future__ import annotations
 

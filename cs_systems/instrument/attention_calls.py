@@ -19,8 +19,8 @@ from cs_systems.formulas.cost import AttentionAlgorithm, tiled_scores, twice_cre
 from cs_systems.instrument.score_masks import Shown, shown_in, without_values
 
 Algorithm = Callable[[str, AttentionCall], AttentionAlgorithm]
-# for a kernel with unknown tiles: tiles of one score, so that it computes no hidden scores, and recomputes scores in
-# backward
+# Assumed for a kernel with unknown tiles: with tiles of one score it computes no hidden scores. Backward recomputes
+# the scores.
 UNKNOWN_TILES = AttentionAlgorithm(1, 1, backward_matmuls=5)
 
 

@@ -95,7 +95,10 @@ def _attention(
     )
     kernel = sdpa.chosen(call, _gpu())
     if kernel is None:
-        raise RuntimeError("scaled_dot_product_attention finds no kernel on CUDA among those that are switched on")
+        raise RuntimeError(
+            "scaled_dot_product_attention finds no kernel on CUDA among those that are switched on; switch on another "
+            "with torch.nn.attention.sdpa_kernel"
+        )
     mask = attn_mask
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.where(mask, 0.0, torch.scalar_tensor(-torch.inf, dtype=query.dtype))

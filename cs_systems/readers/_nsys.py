@@ -103,8 +103,8 @@ def read(path: Path, process: int | None = None) -> Trace:
             return _Reader(database, path, process).trace()
         except sqlite3.OperationalError as error:
             raise ConfigError(
-                f"{path} cannot be read as an export of {READABLE} ({error}); export the report with an nsys of these "
-                "years, to a local disk"
+                f"{path} cannot be read as an export of {READABLE} ({error}); export the report with one of these "
+                "releases, to a local disk"
             ) from None
         except MemoryError:
             raise sqlite.too_large(path) from None
@@ -159,7 +159,7 @@ class _Reader:
             if lacking := [name for name in REQUIRED[table] if name not in self.columns[table]]:
                 raise ConfigError(
                     f"{self.path}: table {table}{self.version} lacks {', '.join(lacking)}, which exports of "
-                    f"{READABLE} have; export the report with an nsys of these years"
+                    f"{READABLE} have; export the report with one of these releases"
                 )
         if (rows := sum(map(self._rows_of, present))) > MOST_ROWS:
             raise ConfigError(

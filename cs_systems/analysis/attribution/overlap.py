@@ -81,7 +81,7 @@ class Interval(TypedDict):
 
 
 class StreamRow(Interval):
-    """Interval of one rank, in `streams`."""
+    """Row of the table `streams`: an interval of one rank."""
 
     rank: int
 

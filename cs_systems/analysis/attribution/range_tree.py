@@ -28,7 +28,7 @@ class RangeTreeRow(TypedDict):
 
     range: Annotated[str, Column(beside=55)]  # indented by depth
     path: Annotated[str, Column(beside=50)]  # names from the outermost range on
-    calls_per_step: Annotated[float, Column("kernels", drop=8)]  # kernels
+    calls_per_step: Annotated[float, Column("kernels", drop=8)]  # number of kernels
     time_s: float
     self_s: Annotated[float, Column("self time", drop=1)]  # without nested ranges
     share: Annotated[float, Column(drop=9)]

@@ -10,8 +10,9 @@ import numpy as np
 from cs_systems.analysis.attribution.kernel_families import family, short_name
 from cs_systems.readers.forms.trace import Kernels, Step, steps_of
 
-LARGE = 0.05  # share of the first steps' kernels
-ALIKE = 0.5  # share of the growth of all kernels; at a lower clock, memory-bound kernels slow down less than products
+LARGE = 0.05  # least share of the kernel time in the first steps; smaller kernels are ignored
+# Least ratio of a kernel's growth to that of all. At a lower clock, memory-bound kernels slow down less than products.
+ALIKE = 0.5
 ENDS = 5  # number of parts into which the steps are divided; the first and the last part are compared
 
 

@@ -137,7 +137,7 @@ class RatioRow(TypedDict):
 
 
 class DeviceOverlapRow(TypedDict):
-    """Communication of one device in a step, in `overlap` of the profilers of kernels."""
+    """Row of the table `overlap` of a profiler of kernels: communication of one device in a step."""
 
     device: Annotated[int, Column("GPU")]
     collectives_per_step: Annotated[float, Column("collectives")]

@@ -12,9 +12,9 @@ MOST = 60  # number of evenly spaced readings that are used
 TAU = 0.7  # least share of rising minus falling pairs: noise and a sudden change stay below it
 LEAST_MEMORY = 32e6  # bytes; the pools of an allocator grow by less than this
 LEAST_TIMES = 1.3  # ratio of the last steps to the first ones
-LEAST_SLOPE = 0.3  # share of the first half's growth per step; below it, the quantity approaches a final value
+LEAST_SLOPE = 0.3  # least growth per step in the second half, as a share of the first half's; below it, the growth ends
 PARTS = 5  # number of parts into which the readings are divided
-LEAST_RISE = 0.3  # share of the mean rise from one part to the next; an allocator's pools grow with pauses
+LEAST_RISE = 0.3  # least rise between two parts, as a share of the mean rise; an allocator's pools grow with pauses
 
 
 class Growth(NamedTuple):

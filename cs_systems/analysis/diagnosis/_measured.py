@@ -1,4 +1,4 @@
-"""Remedies that the same run has measured, in a cell or an experiment: the measured time is the expected one."""
+"""Remedies that a cell or an experiment of the same run measured; the measured time becomes the expected one."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class _Lives:
         self._ends = {phase: _next(places, known - {phase}) for phase in (SETUP, Phase.BACKWARD, Phase.OPTIMIZER)}
 
     def is_zeroed(self, a: Allocation) -> bool:
-        """Return whether zero_grad frees the allocation, and did not make it."""
+        """Return whether zero_grad frees an allocation that other code made."""
         return self._in_zero_grad[self._stack[a.end]] and not self._in_zero_grad[a.stack]
 
     def is_workspace_size(self, size: int) -> bool:

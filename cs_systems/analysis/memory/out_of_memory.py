@@ -113,12 +113,13 @@ def why(oom: OutOfMemory, pieces: Sequence[Interval] | None) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class Failure:
-    """Last request of a snapshot that failed.
+    """Last failed request of a snapshot.
 
     Attributes:
         row: the request, with what was free.
         count: the number of requests that failed.
-        cause: the kind of cause, and `lacks_bytes` what was missing.
+        cause: the kind of cause.
+        lacks_bytes: the missing bytes, if too little was free; else 0.
         held: the bytes that were allocated then, by category and line of code.
     """
 

@@ -96,10 +96,10 @@ class LaunchesFree:
 
 @dataclass(frozen=True)
 class HostScaled:
-    """Host time, of all or of the ranges with a name, times a factor."""
+    """Host time multiplied by a factor: all of it, or that in the ranges with a name."""
 
     factor: float
-    name: str | None = None  # or a pattern
+    name: str | None = None  # name or pattern of the ranges; None for all host time
 
     def __str__(self) -> str:
         return f"host{_of(self.name)}={self.factor:g}"

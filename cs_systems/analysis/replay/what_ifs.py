@@ -145,7 +145,7 @@ class Answering(Protocol):
 
 @dataclass(frozen=True)
 class Cleanly:
-    """Replay of recorded steps that answers for the step as it runs without a profiler."""
+    """Replay of recorded steps that predicts changes of the step without the profiler's slowdown."""
 
     replay: Replay
     clean: Clean

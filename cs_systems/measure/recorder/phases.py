@@ -170,7 +170,7 @@ class Timeline:
 
 
 class Moment(NamedTuple):
-    """Current phase: its boundary in a timeline, which decides the phase's name when the step has ended.
+    """Current phase. Its name is known when the step has ended: `phase` then finds it at the boundary in the timeline.
 
     is_without_gradients: autograd does not record the latest call of a model.
     """

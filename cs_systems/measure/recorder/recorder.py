@@ -115,7 +115,9 @@ class Recorder(Recording):
         if tokens is None:
             return self._step
         if not is_whole(tokens) or tokens < 0:
-            raise ConfigError(f"tokens is {shown(tokens)}; give the tokens or samples of a step, a whole number from 0")
+            raise ConfigError(
+                f"tokens is {shown(tokens)}; give the number of tokens or samples of the step, a whole number from 0"
+            )
         if self._subject.tokens is not None:
             raise ConfigError("tokens= of Recorder and of step() exclude each other; leave out tokens= of Recorder")
         return _Step(self, tokens)

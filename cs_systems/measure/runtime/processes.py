@@ -411,7 +411,7 @@ class Expected:
             raise ChannelError(f"a worker process sent an unexpected reply ({type(reply).__name__}); {BUG}")
         if isinstance(reply, (Visit, Warming, Experimenting, CellRecord)) and reply.cell not in self._open:
             raise ChannelError(
-                f"a worker process replied for cell {reply.cell} of its request, which is finished or not in it; {BUG}"
+                f"a worker process replied for cell {reply.cell}, which is finished or was not requested; {BUG}"
             )
         if isinstance(reply, CellRecord):
             self._open.remove(reply.cell)

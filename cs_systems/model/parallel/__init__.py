@@ -287,7 +287,7 @@ def _check_composition(name: str, parts: Mapping[str, frozenset[str]]) -> None:
     owners: dict[str, str] = {}
     for part, splits in parts.items():
         if not splits and len(parts) > 1:
-            raise ConfigError(f"{name} cannot be combined, because {part} runs alone; leave out {part}")
+            raise ConfigError(f"{name} cannot be combined, because {part} divides nothing; leave out {part}")
         for thing in sorted(splits):
             if thing in owners:
                 both = f"{owners[thing]} and {part} both divide the {thing}"

@@ -184,7 +184,7 @@ class FlatShardedOptimizer(ShardedOptimizer):
             handle.wait()
 
     def _made_rounds(self, whole: list[list[Tensor]], most: int) -> list[Round]:
-        """Return the buckets, and this rank's part of them in each group, in at most `most` rounds."""
+        """Divide the buckets into at most `most` rounds, each with this rank's parts by parameter group."""
         parts = [part for p in self._all() if (part := _parts.get(p)) is not None]
         flat_of = {id(part.values): id(part.flat) for part in parts}
         flats = list({id(part.flat): part.flat for part in parts}.values())

@@ -103,7 +103,10 @@ def _series(values: Sequence[Any]) -> pd.Series[Any]:
 
 
 def values_of(whole: pd.DataFrame, name: str) -> list[Any]:
-    """Return the values of a column for the step of each record, in the unit of the name. Raises ConfigError."""
+    """Return the values of a column for the step of each record, in the unit of the name.
+
+    Raises ConfigError for an unknown column.
+    """
     spec = cols.parse(cols.full_name(name, whole), cols.phases_of(whole))
     rows = whole[(whole["phase"] == STEP) | whole["phase"].isna()].drop_duplicates("record").set_index("record")
     rows = rows.reindex(range(whole["record"].nunique())).rename_axis("record").reset_index()

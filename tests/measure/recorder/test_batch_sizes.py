@@ -193,5 +193,5 @@ def test_tokens_of_a_step_that_cannot_be_used_are_refused(tmp_path: Path) -> Non
     recorder = Recorder(net(), out=tmp_path, tokens=8, **CLEAN)
     with pytest.raises(ConfigError, match=r"tokens= of Recorder and of step\(\) exclude each other; leave out tokens="):
         recorder.step(tokens=8)
-    with pytest.raises(ConfigError, match=r"tokens is 1\.5; give the tokens or samples of a step, a whole number"):
+    with pytest.raises(ConfigError, match=r"tokens is 1\.5; give the number of tokens or samples of the step, a"):
         Recorder(net(), out=tmp_path, **CLEAN).step(tokens=1.5)  # type: ignore[arg-type]

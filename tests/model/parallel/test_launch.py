@@ -50,7 +50,7 @@ def test_rank_that_dies_ends_the_others(tmp_path: Path) -> None:
         ),
         ("ddp_flat+zero1+torch_zero", "zero1 and torch_zero both divide the optimizer; choose one"),
         ("ddp_flat+ddp_flat", "strategy ddp_flat+ddp_flat names a part twice; name each once"),
-        ("ddp_flat+single", "because single runs alone; leave out single"),
+        ("ddp_flat+single", "because single divides nothing; leave out single"),
         (
             "zero1+tp",
             "zero1+tp cannot be combined, because zero1 does not support tp; leave out zero1 or tp, or use fsdp+tp "
