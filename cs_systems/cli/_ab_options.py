@@ -10,13 +10,12 @@ from tyro.conf import Positional, arg
 from cs_systems.cli import _output
 from cs_systems.cli._options import Int, MaybeFloat, MaybePath, MaybeText, Names, Paths, flag, one_name, optional
 
-FORMATS = (*_output.TABLE_FORMATS, "json")
 MEASURES = ("auto", "steps", "process")
 if TYPE_CHECKING:
     AbFormat = str
     Measure = str
 else:
-    AbFormat = Annotated[object, one_name("format", FORMATS)]
+    AbFormat = Annotated[object, one_name("format", _output.TABLE_FORMATS)]
     Measure = Annotated[object, one_name("measure", MEASURES)]
 
 

@@ -186,6 +186,7 @@ def test_malformed_input_exits_2_before_any_cell(
         "time --timeout-s abc": "--timeout-s: 'abc' is not a number; use one such as 0.5",
         "report runs --format xml": "unknown format 'xml'; choose among terminal, markdown, latex, typst,",
         "profile --with nsy": "unknown value of --with 'nsy'; did you mean nsys? The names are nsys, kineto, ncu",
+        "ab --format xml a b": "choose among terminal, markdown, latex, typst, csv, json -",
         "time --out=": "--out: the path is empty; give a path, or leave the argument out",
         "analyze --table phases --output= a.json": "--output: the path is empty; give a path",
         "compare a b --phase": "no value; give one, or leave out the option",
