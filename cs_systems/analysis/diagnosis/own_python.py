@@ -77,7 +77,9 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
     not_own_s = sum(row["time_s"] for row in of_phase) - sum(row["time_s"] for row in rows)
     lasted_s = max(0.0, min(step_s, evidence.phase_s(OTHER) or 0.0) - not_own_s)
     if ranks := LOOP_RANKS.of(evidence.tables):
-        lasted_s = max(0.0, _of_leading(ranks, step_s) - not_own_s)
+        # observed in few steps, which may be slower than the timed ones: the rest has at most its share of them
+        leading_s, not_own = _of_leading(ranks, step_s), sum(row["share"] for row in of_phase if row not in rows)
+        lasted_s = max(0.0, min(leading_s - not_own_s, leading_s * (1 - not_own)))
         if any(
             late["work"] == PYTHON and late["share"] * step_s > lasted_s / 2 for late in LATE_RANK.of(evidence.tables)
         ):

@@ -424,9 +424,13 @@ NUMBERS: dict[str, tuple[Evidence, float, float | None, str]] = {
         0.75, None, f"of the program's own in fp32 (conv2d_{53 * 'a'}, 125 ms each): ",
     ),
     "own_python: of three, in steps that wait for a rank": (
-        step({"own_python": [*(own(name, 1, 0.25) for name in "abcd"), fed(0.125)], "loop_ranks": [
+        step({"own_python": [*(own(name, 1, 0.25) for name in "abcd"), fed(0.125) | {"share": 0.25}], "loop_ranks": [
             RANK | {"step_s": 0.5, "other_s": 0.25}, RANK | {"leads": False, "other_s": 0.9}]}, other=0.125),
         0.375, 0.625, "own Python: a() at train.py:1 (25%), b() at train.py:1 (25%), c() at train.py:1 (25%): ",
+    ),
+    "own_python: its share of slower steps that all ranks observe": (
+        step({"own_python": [own("a", 1, 0.0625), fed(0.125) | {"share": 0.75}], "loop_ranks": [
+            RANK | {"step_s": 0.5, "other_s": 0.25}]}, other=0.1875), 0.125, 0.875, "own Python: a() at train.py:1",
     ),
     "own_python: from 3 samples on": (
         step({"own_python": [own("f", 8, 0.25) | {"samples": 3}, own("g", 9, 0.25) | {"samples": 2}]}, other=0.5),
