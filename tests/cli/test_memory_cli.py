@@ -119,7 +119,10 @@ def test_fits_predicts_without_running_any_cell(capsys: pytest.CaptureFixture[st
     assert "largest that fits: batch 1,048,576 or more, or context" in capsys.readouterr().out, "the search ends there"
 
 
-def test_fits_of_several_cells_is_a_table_in_every_format(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fits_of_several_cells_is_a_table_in_every_format(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     words = ["memory", "--size", "small", "2.7B", "--context-length", "2048", "--precision", "bf16", "--fits", "80GiB"]
     assert main(words) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -37,6 +37,7 @@ from cs_systems.measure.recorder.observers import ModelCall, Observer, Period, T
 from cs_systems.measure.recorder.phases import FORWARD, Moment
 from cs_systems.measure.recorder.stacks import CoreQueue, Line, Sample, Sampler, function_of, own_lines, place_of
 
+CLEAR = 2.0  # times the rise of any other phase; noise raises each phase a little
 FEWEST_STEPS = 3  # number of steps from which the median shows how long a step usually lasts
 SLOW = 2.0  # times the median, after which a step is sampled
 LATEST = 15  # number of steps of the running median
@@ -315,8 +316,7 @@ class Watch(Observer):
         worked_s = self._worked_s()
         times = [(n, worked_s[n]) for n in usual.positions if n >= FEWEST_STEPS]
         if (growth := time_growth(times)) is not None:
-            steady = {name: rise for name, rise in _rises(phases).items() if time_growth([*enumerate(phases[name])])}
-            yield _growth_row("step time", growth, None, max(steady, key=steady.__getitem__, default=None))
+            yield _growth_row("step time", growth, None, _clearest(_rises(phases)))
         elif (of_other := time_growth([*enumerate(phases.get(found.OTHER, ()))])) is not None:  # less noisy
             yield _growth_row(found.IN_NO_PHASE, of_other, None, found.OTHER)
 
@@ -350,6 +350,13 @@ def _rises(phases: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Return the rise of each phase's time, from the median of the first third of the timed steps to the last third."""
     third = {name: len(times_s) // 3 for name, times_s in phases.items() if len(times_s) >= 2 * FEWEST_STEPS}
     return {name: median(phases[name][-n:]) - median(phases[name][:n]) for name, n in third.items()}
+
+
+def _clearest(rises: Mapping[str, float]) -> str | None:
+    """Return the phase that rises at least CLEAR times as much as any other; None without one, as under noise."""
+    found = sorted(rises, key=rises.__getitem__, reverse=True)
+    is_clear = len(found) == 1 or (len(found) > 1 and rises[found[0]] >= CLEAR * rises[found[1]])
+    return found[0] if is_clear else None
 
 
 def _growth_row(quantity: str, growth: Growth, holder: kept.Kept | None, phase: str | None) -> found.GrowthRow:

@@ -43,7 +43,7 @@ class History:
         self.losses = []
 
 
-total, history, seen, weights = 0.0, History(), [], torch.zeros(1 << 23)
+total, history, seen, weights = 0.0, History(), [], torch.zeros(1 << 24)
 kept = [[] for _ in range(200_000 if kind == "collect" else 0)]
 for step in range(150 if kind == "busy" else 45):
     tokens = augment(batch()) if kind == "busy" else batch()

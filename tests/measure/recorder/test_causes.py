@@ -36,7 +36,8 @@ CAUSES = {
     "evaluation": rf"1. \d+% of the loop is in every tenth step: evaluate\(\) at {line('evaluation')}, forward passes "
     "without gradients: evaluate less often",
     "pause": rf"1. \d+% of the loop is in every fifth step: {line('pause of the loop')}, time.sleep: remove the pause",
-    "save": rf"1. \d+% of the loop is in every fifth step: {line('checkpoint')}, torch.save: save less often",
+    # one that the disk takes at once does not count as slow, and then no period is left
+    "save": rf"1. \d+% of the loop is in (every fifth step|\d slow steps): {line('checkpoint')}, torch.save: save less",
     "leak": rf"1. host memory grows by [\d.]+ MiB a step: .* tensors with their graphs are kept in history.losses at "
     rf"{line('kept')}: keep numbers",
     "sum": rf"1. host memory grows by [\d.]+ MiB a step: .* total keeps a running sum with the graph of each step at "
@@ -45,8 +46,9 @@ CAUSES = {
     "nan": r"1. the loss is NaN after the timed steps",
     "collect": rf"1. \d+% of the loop is Python's garbage collector: .* \({line('collection')}\): leave out gc.collect",
     "rollout": rf"1. \d+% of the step is forward passes without gradients: evaluate\(\) at {line('evaluation')}",
-    "slower": r"1. (a step takes .* longer with each step: .*, most of it in other: find what each step does for all"
-    rf"|\d+% of the step is the script's own Python: .*{line('grows')})",
+    "slower": r"1. (a step takes .* longer with each step: .* after \d+ steps(, most of it in other)?: find what each"
+    r"|(the step's time outside of the model grows by|\d+% of the step is the script's own Python:) .*"
+    rf"{line('grows')})",
 }
 
 

@@ -23,7 +23,7 @@ from cs_systems.measure.recorder import kept, stacks
 from cs_systems.measure.recorder.memory import Memory
 from cs_systems.measure.recorder.padding import Padding, filled_share
 from cs_systems.measure.recorder.stacks import Sample, Sampler, holds_locals, line_of, names_read, uses_no_tensor
-from cs_systems.measure.recorder.watch import Watch
+from cs_systems.measure.recorder.watch import Watch, _clearest
 from cs_systems.record import append_record, read_records
 from tests.measure.recorder.loops import train
 
@@ -337,3 +337,14 @@ def test_steps_that_wait_for_a_core_do_not_count_as_slow() -> None:
     watch.durations_s = [*[0.01] * 20, *[0.05] * 6]
     watch._queued_s = dict.fromkeys(range(20, 26), 0.04)
     assert [len(kind.positions) for kind in watch._kinds()] == [26]
+
+
+@pytest.mark.parametrize(
+    ("rises", "phase"),
+    [({}, None), ({"other": 1.0}, "other"), ({"other": 2.0, "backward": 1.0}, "other"),
+     ({"other": 1.9, "backward": 1.0}, None), ({"other": 0.1, "forward": -1.0}, "other")],
+)  # fmt: skip
+def test_growing_phase_is_named_only_if_no_other_rises_nearly_as_much(
+    rises: dict[str, float], phase: str | None
+) -> None:
+    assert _clearest(rises) == phase

@@ -129,10 +129,13 @@ def test_json_other_than_a_message_is_refused(text: str) -> None:
     ("replies", "message"),
     [
         ([Done(True)], "a worker process sent an unexpected reply \\(Done\\); measure again"),
-        ([Warming(1, 1, 2)], "a worker process replied for cell 1 of its request"),
-        ([Visit(1)], "a worker process replied for cell 1 of its request"),
-        ([CellRecord(0, {}), CellRecord(0, {})], "a worker process replied for cell 0 of its request"),
-        ([CellRecord(0, {}), Visit(0)], "a worker process replied for cell 0 of its request"),
+        ([Warming(1, 1, 2)], "a worker process replied for cell 1, which is finished or was not requested"),
+        ([Visit(1)], "a worker process replied for cell 1, which is finished or was not requested"),
+        (
+            [CellRecord(0, {}), CellRecord(0, {})],
+            "a worker process replied for cell 0, which is finished or was not requested",
+        ),
+        ([CellRecord(0, {}), Visit(0)], "a worker process replied for cell 0, which is finished or was not requested"),
     ],
 )
 def test_replies_for_unrequested_cells_are_refused(replies: list[Message], message: str) -> None:
