@@ -30,11 +30,7 @@ def in_calls(names: Collection[str], keywords: Mapping[str, str], unless: Collec
     """Return the edit that adds keywords to calls of these names, unless a call has one of these or of `unless`."""
 
     def edit(source: str) -> str | None:
-        found = [
-            node
-            for node in ast.walk(ast.parse(source))
-            if isinstance(node, ast.Call) and _is_named(node, names) and _has_none(node, {*keywords, *unless})
-        ]
+        found = [node for node in _calls(source, names) if _has_none(node, {*keywords, *unless})]
         for node in sorted(found, key=lambda one: (one.end_lineno or 0, one.end_col_offset or 0), reverse=True):
             source = _with_keywords(source, node, keywords)
         return source if found else None
@@ -48,9 +44,7 @@ def before_optimizer(line: str) -> Edit:
     def edit(source: str) -> str | None:
         places = {statement.lineno: model for statement, model in optimizers(source)}
         for number in sorted(places, reverse=True):
-            text = lines_of(source)[number - 1]
-            indent = text[: len(text) - len(text.lstrip())]
-            source = _inserted(source, number - 1, [indent + line.format(model=places[number])])
+            source = above(source, number, line.format(model=places[number]))
         return source if places else None
 
     return edit
@@ -79,8 +73,7 @@ def replaced_argument(name: str, text: str) -> Edit:
     """Return the edit that replaces the only argument of each call of a dotted name."""
 
     def edit(source: str) -> str | None:
-        calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
-        values = [node.args[0] for node in calls if dotted(node.func) == name and len(node.args) == 1]
+        values = [node.args[0] for node in _calls(source, (name,)) if len(node.args) == 1]
         return _with_texts(source, values, text)
 
     return edit
@@ -92,8 +85,7 @@ def with_value(keyword: str, old: object, new: str, names: Collection[str] = ())
     def edit(source: str) -> str | None:
         values = [
             each.value
-            for node in ast.walk(ast.parse(source))
-            if isinstance(node, ast.Call) and (not names or _is_named(node, names))
+            for node in _calls(source, names)
             for each in node.keywords
             if each.arg == keyword and isinstance(each.value, ast.Constant) and each.value.value is old
         ]
@@ -147,7 +139,7 @@ def optimizers(source: str) -> Iterator[tuple[ast.stmt, str]]:
 
 def calls(source: str, names: Collection[str]) -> bool:
     """Return whether a script calls one of these names."""
-    return any(isinstance(node, ast.Call) and _is_named(node, names) for node in ast.walk(ast.parse(source)))
+    return next(_calls(source, names), None) is not None
 
 
 def names_of(source: str, module: str, function: str) -> set[str]:
@@ -173,9 +165,11 @@ def name_of(call: ast.Call) -> str:
     return ""
 
 
-def _is_named(call: ast.Call, names: Collection[str]) -> bool:
-    """Return whether the called name, or its last part, is one of these."""
-    return name_of(call) in names or dotted(call.func) in names
+def _calls(source: str, names: Collection[str] = ()) -> Iterator[ast.Call]:
+    """Yield the calls whose dotted name, or its last part, is one of these; without names, all calls."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and (not names or name_of(node) in names or dotted(node.func) in names):
+            yield node
 
 
 def _has_none(call: ast.Call, keywords: Collection[str]) -> bool:
@@ -241,6 +235,12 @@ def lines_of(source: str) -> list[str]:
 
 def _start(node: ast.expr | ast.stmt) -> tuple[int, int]:
     return node.lineno, node.col_offset
+
+
+def above(source: str, number: int, line: str) -> str:
+    """Return the source with a line above line `number`, indented like it."""
+    text = lines_of(source)[number - 1]
+    return _inserted(source, number - 1, [text[: len(text) - len(text.lstrip())] + line])
 
 
 def _inserted(source: str, after: int, added: list[str]) -> str:

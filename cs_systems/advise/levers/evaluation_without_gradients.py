@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 
-from cs_systems.advise.edits import lines_of, name_of
+from cs_systems.advise.edits import above, name_of
 from cs_systems.advise.lever import Lever, ScriptChange, Situation
 
 DECORATOR = "@torch.no_grad()"
@@ -21,13 +21,10 @@ def unfit(situation: Situation) -> str | None:
 
 def patch(source: str) -> str | None:
     """Return the text with a decorator above each function that evaluates; None without such a function."""
-    lines = lines_of(source)
-    found = sorted(_evaluations(source), key=lambda one: -one.lineno)
-    for function in found:
-        line = lines[function.lineno - 1]
-        indent = line[: len(line) - len(line.lstrip())]
-        lines.insert(function.lineno - 1, f"{indent}{DECORATOR}\n")
-    return "".join(lines) if found else None
+    numbers = [function.lineno for function in _evaluations(source)]
+    for number in sorted(numbers, reverse=True):
+        source = above(source, number, DECORATOR)
+    return source if numbers else None
 
 
 def _evaluations(source: str) -> Iterator[ast.FunctionDef]:
