@@ -15,6 +15,7 @@ Committed: profiles/diagnosis_truth/.
     python scripts/benchmarks/diagnosis_truth.py                       # all cases, about 20 minutes on two cores
     python scripts/benchmarks/diagnosis_truth.py --kinds traces snapshots --jobs 2
     python scripts/benchmarks/diagnosis_truth.py --cases small_batch 'healthy_*' --save outputs
+    python scripts/benchmarks/diagnosis_truth.py --kinds gpu --jobs 1  # on two GPUs, 6 minutes: gpu.md
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ sys.path.insert(0, str(FOLDER))
 from causes import CAUSES  # noqa: E402
 
 KINDS = ("traces", "snapshots", "loops", "ranks")
+ON_A_GPU = "gpu"  # loops for one GPU, and for two; never among all cases, which need none
 SAMPLE = (  # fast cases, for a test
     "small_batch",
     "loader_wait",
@@ -343,8 +345,8 @@ def run_all(chosen: Sequence[Case], jobs: int, done: Callable[[Case, Answer, Ver
     """Run the cases, some at once, and report each when it is done."""
 
     def one(case: Case) -> tuple[Case, Answer, Verdict]:
-        if missing := [package for package in case.requires if not importable(package)]:
-            return case, Answer((), (), "", f"{', '.join(missing)} is not installed"), Verdict("skipped")
+        if missing := [need for need in case.requires if not is_here(need)]:
+            return case, Answer((), (), "", f"without {', '.join(missing)}"), Verdict("skipped")
         answer = ask(case)
         return case, answer, judge(case, answer)
 
@@ -353,11 +355,18 @@ def run_all(chosen: Sequence[Case], jobs: int, done: Callable[[Case, Answer, Ver
             done(*result)
 
 
-def importable(package: str) -> bool:
-    """Return whether a package is installed."""
+GPUS = {"cuda": 1, "two GPUs": 2}
+
+
+def is_here(need: str) -> bool:
+    """Return whether a package is installed, or the GPUs are there."""
     from importlib.util import find_spec
 
-    return find_spec(package) is not None
+    if need in GPUS:
+        import torch
+
+        return torch.cuda.device_count() >= GPUS[need]
+    return find_spec(need) is not None
 
 
 def summary(results: Sequence[tuple[Case, Answer, Verdict]]) -> list[str]:
@@ -365,7 +374,7 @@ def summary(results: Sequence[tuple[Case, Answer, Verdict]]) -> list[str]:
     lines = ["| input | faults | top-1 | top-3 | forbidden cause named | healthy | with a cause named |"]
     lines.append("| --- | --: | --: | --: | --: | --: | --: |")
     later = sorted({c.generation for c, _, _ in results} - {1})
-    for kind in (*KINDS, "all", *(f"generation {number}" for number in later)):
+    for kind in (*KINDS, ON_A_GPU, "all", *(f"generation {number}" for number in later)):
         of_kind = [(c, v) for c, _, v in results if kind in ("all", c.kind, f"generation {c.generation}")]
         of_kind = [(c, v) for c, v in of_kind if v.word != "skipped"]
         faults = [v for c, v in of_kind if not c.healthy]
@@ -392,7 +401,7 @@ def page(results: Sequence[tuple[Case, Answer, Verdict]]) -> str:
     unmapped = [f"{code} ({n})" for code, n in seen.most_common() if code not in CODES and code not in NEUTRAL]
     if unmapped:
         lines += [f"Codes without a translation: {', '.join(unmapped)}.", ""]
-    for kind in KINDS:
+    for kind in (*KINDS, ON_A_GPU):
         rows = [r for r in results if r[0].kind == kind]
         if rows:
             lines += [f"## {kind}", "", "| case | cause | truth | first sentence | codes | verdict |"]
@@ -422,7 +431,7 @@ def shortened(text: str, length: int = 160) -> str:
 def main() -> int:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="kinds of input")
+    parser.add_argument("--kinds", nargs="+", choices=(*KINDS, ON_A_GPU), default=list(KINDS), help="kinds of input")
     parser.add_argument("--cases", nargs="+", default=["*"], metavar="NAME", help="names of cases, or patterns")
     parser.add_argument("--jobs", type=int, default=2, help="cases at once (default: 2)")
     parser.add_argument("--output", type=Path, help="file of the page (default, if all cases run: in profiles/)")
@@ -431,8 +440,9 @@ def main() -> int:
     chosen = cases(options.kinds, options.cases)
     if not chosen:
         parser.error(f"no case matches {' '.join(options.cases)}; cases are named like the files below {FOLDER}")
-    if options.output is None and len(chosen) == len(cases(KINDS, ["*"])):
-        options.output = COMMITTED
+    for kinds, path in ((KINDS, COMMITTED), ((ON_A_GPU,), COMMITTED.with_name("gpu.md"))):
+        if options.output is None and chosen == cases(kinds):
+            options.output = path
     results: list[tuple[Case, Answer, Verdict]] = []
 
     def done(case: Case, answer: Answer, verdict: Verdict) -> None:

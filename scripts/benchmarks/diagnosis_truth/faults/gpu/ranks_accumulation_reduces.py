@@ -1,0 +1,35 @@
+"""Two ranks accumulate eight micro-batches."""
+
+import os
+
+import torch
+import torch.distributed as dist
+from _gpt import GPT, batches
+from torch.nn.parallel import DistributedDataParallel
+
+CASE = {
+    "truth": "Gradients of 270 MB are reduced after each of 8 micro-batches of one short sequence, as no_sync is missing.",
+    "cause": "no-sync-missing",
+    "also": ["exposed-communication", "launch-bound"],
+    "never": ["straggler", "data-loading", "host-python"],
+    "healthy": False,
+    "ranks": 2,
+    "requires": ["two GPUs"],
+}
+
+rank = int(os.environ["RANK"])
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl")
+torch.manual_seed(0)
+model = DistributedDataParallel(GPT(d_model=1024, layers=8, heads=16).cuda(), device_ids=[rank])
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+data = batches(8 * 20, 1, 256)
+for _step in range(20):
+    optimizer.zero_grad()
+    for _ in range(8):
+        ids, targets = next(data)
+        with torch.autocast("cuda", torch.bfloat16):
+            _, loss = model(ids, targets)
+        (loss / 8).backward()
+    optimizer.step()
+dist.destroy_process_group()
