@@ -245,7 +245,8 @@ def ask(case: Case, timeout_s: float = 240.0) -> Answer:
             "PYTHONDONTWRITEBYTECODE": "1",
             "TOKENIZERS_PARALLELISM": "false",
         }
-        environment |= {"PYTHONPATH": f"{FOLDER / 'hook'}{os.pathsep}{ROOT}", "DIAGNOSIS_CODES": str(codes)}
+        paths = (str(FOLDER / "hook"), str(ROOT), os.environ.get("PYTHONPATH", ""))
+        environment |= {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "DIAGNOSIS_CODES": str(codes)}
         work = folder / "work"
         work.mkdir()
 
