@@ -138,6 +138,13 @@ def ranks_text(args: Analyze, ranks: Sequence[OfRank]) -> str:
         one = next(one for one in ranks if one.rank == number)  # its causes are the causes of the step
         answer = apply_rules(of_job(job, number, read_profiles(args, [one.source], one.process)[0]))
     title = f"{len(job.ranks)} ranks of {where}"
+    if args.format == "html" and not args.table:
+        from cs_systems.analysis.comparison.rank_timeline import view
+        from cs_systems.analysis.diagnosis import NO_ANSWER
+        from cs_systems.report.pages.ranks import render
+
+        texts = answer_text(args, heading, sections, answer)
+        return render(view(job), title, texts, answer or NO_ANSWER)
     return joined(answer_text(args, heading, sections, answer), args.format, title, answer=answer)
 
 

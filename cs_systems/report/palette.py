@@ -47,8 +47,8 @@ PHASE_HUES = {
     "teal": Shade("#0b5f4a", "#d8feb5"),
 }
 GREYS = {"stone": Shade("#8f939a", "#b9bdc4"), "sage": Shade("#5f7565", "#5d7f71")}  # for layers, in turn
-# Near the colour of the page, so that it is always hatched, with HATCH, which stands out from both.
-FILLS = {"pale": Shade("#e7e9ec", "#343a43")}
+# Near the colour of the page, so that they are always hatched, with HATCH, which stands out from them and the page.
+FILLS = {"pale": Shade("#e7e9ec", "#343a43"), "salmon": Shade("#ffa6a6", "#611b1b")}
 SHADES = HUES | PHASE_HUES | GREYS | FILLS
 HATCH = Shade("#565d67", "#a9b1bb")
 PAGE = Shade("#ffffff", "#15181c")
@@ -77,6 +77,7 @@ PHASES = {
     "communication": FAMILIES["collective"],
     "outside": Paint("pale", "///"),
 }
+RANKS = PHASES | {"waiting": Paint("salmon", "...")}
 MEMORY = {
     "parameters": Paint("blue"),
     "optimizer-state": FAMILIES["optimizer"],
@@ -90,7 +91,7 @@ MEMORY = {
 LAYERS = {"even": Paint("stone"), "odd": Paint("sage")}
 # names that can appear next to each other; phases outside of PHASES are drawn as unattributed
 GROUPS: tuple[Mapping[str, Paint], ...] = tuple(
-    group | {"unattributed": UNATTRIBUTED} for group in (FAMILIES, PHASES, MEMORY, LAYERS)
+    group | {"unattributed": UNATTRIBUTED} for group in (FAMILIES, PHASES, RANKS, MEMORY, LAYERS)
 )
 SERIES = tuple(map(Paint, ("blue", "vermilion", "green", "purple", "lavender", "red", "pink", "grey")))
 

@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 DATA = Path(__file__).parents[2] / "tests" / "data"
 PERIOD_NS = 40_000_000  # the recordings last 30 ms
@@ -89,9 +90,15 @@ def _repeat(database: sqlite3.Connection, table: str) -> None:
     )
 
 
-def repeat_kineto(target: Path, megabytes: int) -> int:
-    """Return the trace repeated until it has the size; the number of its kernels."""
-    trace = json.loads(gzip.decompress((DATA / "kineto_h200_step.json.gz").read_bytes()))
+def recorded_kineto() -> dict[str, Any]:
+    """Return the recording of torch.profiler among the test data."""
+    trace: dict[str, Any] = json.loads(gzip.decompress((DATA / "kineto_h200_step.json.gz").read_bytes()))
+    return trace
+
+
+def repeat_kineto(target: Path, megabytes: int, trace: dict[str, Any] | None = None) -> int:
+    """Write a trace, by default the recorded one, repeated until it has the size; return the number of its kernels."""
+    trace = dict(trace or recorded_kineto())
     events = trace.pop("traceEvents")
     # Text of all events with a place for each number that differs between copies: far faster than an encoder of JSON.
     numbers: list[float] = []
@@ -115,7 +122,7 @@ def _with_places(event: dict, numbers: list[float], steps: list[float]) -> str: 
     later: dict[str, tuple[float, float, str]] = {}
     if event.get("ts"):
         later["ts"] = event["ts"], PERIOD_NS / 1e3, "%.3f"
-    later |= {name: (args[name], 10_000, "%d") for name in ("correlation", "Sequence number") if name in args}
+    later |= {name: (args[name], 10_000, "%d") for name in ("correlation", "Sequence number", "Seq") if name in args}
     marked = event | ({"args": args | {n: f"<{n}>" for n in later if n in args}} if args else {})
     text = json.dumps(marked | ({"ts": "<ts>"} if "ts" in later else {})).replace("%", "%%")
     for name in sorted(later, key=lambda name: text.index(f'"<{name}>"')):

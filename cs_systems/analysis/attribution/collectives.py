@@ -87,6 +87,24 @@ def computing(profile: Profile) -> Intervals:
     return _computing(profile, names_work=False)[""]
 
 
+def computing_by_phase(profile: Profile) -> dict[str, Intervals]:
+    """Return the intervals in which the rank computed, by phase, and those in which it copied, by "copy"."""
+    kernels, found = profile.trace.kernels, dict[str, Intervals]()
+    if not len(kernels):
+        work = host_work(profile.trace)
+        for phase in work.phase.values:
+            own = work.phase.codes_where(phase.__eq__)
+            found[phase] = union(work.start_s[own], work.end_s[own])
+        return found
+    computes, places = ~is_collective(kernels), profile.places
+    for phase in dict.fromkeys(place.phase for place in places.values):
+        named = np.array([place.phase == phase for place in places.values], bool)
+        own = computes & named[places.codes]
+        found[phase] = union(kernels.start_s[own], kernels.end_s[own])
+    copies = profile.trace.copies
+    return {**found, "copy": union(copies.start_s, copies.end_s)}
+
+
 def _computing(profile: Profile, names_work: bool) -> dict[str, Intervals]:
     """Return the intervals in which the rank computed, by phase and kernel family; "" is the union, with copies."""
     trace, kernels = profile.trace, profile.trace.kernels

@@ -21,7 +21,7 @@ from typing import Annotated, NamedTuple, TypedDict
 
 import numpy as np
 
-from cs_systems.analysis.attribution.collectives import Collective, collectives, computing
+from cs_systems.analysis.attribution.collectives import Collective, collectives, computing, computing_by_phase
 from cs_systems.analysis.attribution.overlap import NOTHING, Intervals, intersection, of_kernels, streams, union
 from cs_systems.analysis.attribution.profile import Profile
 from cs_systems.analysis.attribution.usual_steps import usual_steps
@@ -31,7 +31,7 @@ from cs_systems.core.collectives import BUS_FACTORS, algbw, busbw
 from cs_systems.core.tables import Column, by_name, first, table
 from cs_systems.core.units import counted, human
 from cs_systems.readers.forms.jobs import PAIRWISE, TOGETHER, Job
-from cs_systems.readers.forms.trace import Trace
+from cs_systems.readers.forms.trace import Step, Trace
 
 TOLERANCE_S = 100e-6  # remaining difference between aligned clocks
 APART_S = 60.0  # between recordings; ranks of one job are recorded together
@@ -96,6 +96,8 @@ class Rank:
     host_s: float = 0.0  # time of the host's own work
     works: Works = field(default_factory=dict)
     usual: str = ""  # name of the usual steps, if others are left out
+    phases: Mapping[str, Intervals] = field(default_factory=dict)  # phase, or "copy" → when the rank computed it
+    marks: tuple[Step, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,7 @@ class Merged:
     ranks: tuple[Rank, ...]
     matches: tuple[Match, ...]
     notes: tuple[str, ...]
+    offset_s: Mapping[int, float] = field(default_factory=dict)  # how far each rank's clock is ahead of the first's
 
     @property
     def step_s(self) -> float:
@@ -228,6 +231,8 @@ def summary(profile: Profile, rank: int) -> Rank:
         host_s=host_s,
         works=done,
         usual=usual.name if usual else "",
+        phases=computing_by_phase(profile),
+        marks=tuple(profile.steps),
     )
 
 
@@ -259,7 +264,7 @@ def merged(ranks: Sequence[Rank]) -> Merged:
     notes = tuple(_notes(ranks, matches, lost, impossible, offset_s))
     if impossible > len(matches):
         matches = []
-    return Merged(ranks, tuple(sorted(matches, key=lambda match: match.arrived_s)), notes)
+    return Merged(ranks, tuple(sorted(matches, key=lambda match: match.arrived_s)), notes, offset_s)
 
 
 def check(ranks: Sequence[Rank]) -> None:

@@ -1,6 +1,6 @@
 // Colours by name, read from the style sheet. A row of a chart has a shade for each box: an index in `palette.names`.
 const UNATTRIBUTED = "unattributed";
-const HATCHES = { [UNATTRIBUTED]: 1, other: -1, outside: -1 }; // names whose boxes are hatched, and the slope of the lines
+const HATCHES = { [UNATTRIBUTED]: 1, other: -1, outside: -1, waiting: -1 }; // names whose boxes are hatched, and the slope of the lines
 const palette = {
   names: [],
   css: {},

@@ -5,7 +5,12 @@ const charts = () => [timeline, icicle].filter(Boolean);
 
 timeline.onShow = (from, to) => { byId("shown").textContent = `${time(from)} … ${time(to)} of ${time(data.end_ns)} recorded.`; };
 timeline.onSelect = showSelection;
-const overview = new Overview(byId("overview"), timeline);
+const MOST_IN_OVERVIEW = 8; // rows
+const drawnSmall = (() => {
+  const kernels = timeline.rows.filter((row) => row.say.kernel);
+  return (kernels.length ? kernels : timeline.rows.slice(1)).slice(0, MOST_IN_OVERVIEW);
+})();
+const overview = new Overview(byId("overview"), timeline, drawnSmall, stepColumns, () => asked.hits);
 timeline.onDraw = (g) => {
   drawArrows(g);
   overview.draw();

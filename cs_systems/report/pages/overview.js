@@ -1,10 +1,10 @@
-// The overview above the timeline: all recorded steps at once, every hit of the search, and a frame around what is in view.
-const OVERVIEW = { steps: 14, row: 6, hits: 9, most: 8 }; // heights in pixels; the largest number of rows
+// The overview above a timeline: some of its rows from end to end, every hit of the search, and a frame around what is in view.
+const OVERVIEW = { steps: 14, row: 6, least: 3, rows: 240, hits: 9 }; // heights in pixels; a row is lower where there are many
 class Overview {
-  constructor(canvas, chart) {
-    const kernels = chart.rows.filter((row) => row.say.kernel);
-    const rows = (kernels.length ? kernels : chart.rows.slice(1)).slice(0, OVERVIEW.most);
-    Object.assign(this, { canvas, chart, rows, height: OVERVIEW.steps + rows.length * OVERVIEW.row + OVERVIEW.hits });
+  // steps: { start, duration, number }; hits(): what the search found, a new list for each search.
+  constructor(canvas, chart, rows, steps, hits) {
+    const row = Math.max(OVERVIEW.least, Math.min(OVERVIEW.row, Math.floor(OVERVIEW.rows / Math.max(rows.length, 1))));
+    Object.assign(this, { canvas, chart, rows, row, steps, hits, height: OVERVIEW.steps + rows.length * row + OVERVIEW.hits });
     canvas.style.height = `${this.height}px`;
     canvas.addEventListener("pointerdown", (event) => {
       if (event.button) return;
@@ -26,7 +26,7 @@ class Overview {
     const { canvas, chart } = this, width = canvas.clientWidth, ratio = devicePixelRatio || 1;
     if (!width) return;
     const columns = Math.round(width * ratio), rows = Math.round(this.height * ratio);
-    if (columns !== this.still?.width || palette.rgb !== this.rgb || asked.hits !== this.hits) this.drawStill(columns, rows, ratio);
+    if (columns !== this.still?.width || palette.rgb !== this.rgb || this.hits() !== this.drawn) this.drawStill(columns, rows, ratio);
     if (canvas.width !== columns || canvas.height !== rows) Object.assign(canvas, { width: columns, height: rows });
     const g = canvas.getContext("2d"), left = this.xAt(chart.from), wide = Math.max(this.xAt(chart.to) - left, 3);
     g.setTransform(1, 0, 0, 1, 0, 0);
@@ -43,14 +43,14 @@ class Overview {
   }
   // Draw what does not depend on the view.
   drawStill(columns, height, ratio) {
-    Object.assign(this, { still: Object.assign(document.createElement("canvas"), { width: columns, height }), rgb: palette.rgb, hits: asked.hits });
-    const g = this.still.getContext("2d"), { chart, rows } = this, width = columns / ratio;
+    Object.assign(this, { still: Object.assign(document.createElement("canvas"), { width: columns, height }), rgb: palette.rgb, drawn: this.hits() });
+    const g = this.still.getContext("2d"), { chart, rows, steps } = this, width = columns / ratio;
     g.scale(ratio, ratio);
     g.font = FONT;
     g.textBaseline = "middle";
-    steps.forEach((step, n) => {
-      const left = this.xAt(step.start_ns), wide = Math.max(this.xAt(step.start_ns + step.wall_ns) - left - 1, 1);
-      const shade = n % 2 ? "odd" : "even", text = fitted(`step ${step.number}`, wide - 6);
+    steps.start.forEach((start, n) => {
+      const left = this.xAt(start), wide = Math.max(this.xAt(start + steps.duration[n]) - left - 1, 1);
+      const shade = n % 2 ? "odd" : "even", text = fitted(`step ${steps.number[n]}`, wide - 6);
       g.fillStyle = palette.css[shade];
       g.fillRect(left, 0, wide, OVERVIEW.steps - 2);
       g.fillStyle = palette.over[shade];
@@ -61,16 +61,16 @@ class Overview {
     const buffer = Object.assign(document.createElement("canvas"), { width: columns, height: strip.height });
     buffer.getContext("2d").putImageData(strip, 0, 0);
     g.imageSmoothingEnabled = false;
-    const top = (n) => OVERVIEW.steps + n * OVERVIEW.row;
-    rows.forEach((row, n) => g.drawImage(buffer, 0, n, columns, 1, 0, top(n), width, OVERVIEW.row - 1));
+    const top = (n) => OVERVIEW.steps + n * this.row;
+    rows.forEach((row, n) => g.drawImage(buffer, 0, n, columns, 1, 0, top(n), width, this.row - 1));
     for (const [row, n, i] of wide) {
       g.globalAlpha = row.faint?.[i] ? FAINT : 1;
       g.fillStyle = palette.css[palette.names[row.shades[i]]];
-      g.fillRect(this.xAt(row.start[i]), top(n), this.xAt(row.duration[i]), OVERVIEW.row - 1);
+      g.fillRect(this.xAt(row.start[i]), top(n), this.xAt(row.duration[i]), this.row - 1);
     }
     g.globalAlpha = 1;
     g.fillStyle = palette.css.ink;
-    const marked = new Set(asked.hits.map(({ row, i }) => Math.round(this.xAt(row.start[i] + row.duration[i] / 2))));
+    const marked = new Set(this.drawn.map(({ row, i }) => Math.round(this.xAt(row.start[i] + row.duration[i] / 2))));
     for (const x of marked) g.fillRect(x - 1, this.height - OVERVIEW.hits + 1, 2, OVERVIEW.hits - 3);
   }
 }
