@@ -138,7 +138,7 @@ def _definition(file: Path, name: str, hops: int) -> ast.ClassDef | ast.Function
 def _imported_file(file: Path, node: ast.ImportFrom) -> Path | None:
     """Return the file of the module in `from module import name`."""
     if not node.level:
-        return plugins.source_file(node.module or "")
+        return plugins.source_file(node.module or "", file)
     folder = file.parents[node.level - 1].joinpath(*(node.module or "").split("."))
     return next((each for each in (folder.with_suffix(".py"), folder / "__init__.py") if each.is_file()), None)
 

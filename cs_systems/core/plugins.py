@@ -12,6 +12,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,7 +21,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from cs_systems.core import projects
 from cs_systems.core.defined_names import defined_names
+from cs_systems.core.printable import command_line
 from cs_systems.core.validation import ConfigError, did_you_mean, one_of, shown
 
 
@@ -156,11 +159,15 @@ def _lacks(source: str, attribute: str, known: Iterable[str]) -> str:
     return f"{source} has no {attribute!r}; {did_you_mean(attribute, public) or 'correct the name after the colon'}"
 
 
-def _import_remedy(source: str, error: ImportError) -> str:
+def import_remedy(source: str, error: ImportError) -> str:
     """Return the remedy for a failed import; Python does not look for modules in the folder of a file given by path."""
+    from importlib.metadata import PackageNotFoundError  # its import takes longer than a command's help may
+
     missing = (error.name or "").partition(".")[0]
     if source.endswith(".py") and "relative import" in str(error):
         return f"name it as a module of its package, {_module_name(Path(source).resolve())}:name"
+    if isinstance(error, PackageNotFoundError) and (root := projects.root_with_name(_file_or_here(source), missing)):
+        return f"install your project: {command_line('pip', 'install', '--no-deps', '-e', str(root))}"
     for folder in Path(source).resolve().parents if source.endswith(".py") and missing else ():
         if (folder / f"{missing}.py").is_file() or (folder / missing).is_dir():
             return f"add the folder of {missing} to PYTHONPATH, {folder}"
@@ -185,7 +192,7 @@ def get(package: str, name: str) -> Any:
     try:
         module = _module(source)
     except ImportError as error:
-        raise ConfigError(f"{source} cannot be imported: {error}; {_import_remedy(source, error)}") from error
+        raise ConfigError(f"{source} cannot be imported: {error}; {import_remedy(source, error)}") from error
     if not hasattr(module, attribute):
         raise ConfigError(_lacks(source, attribute, vars(module)))
     return getattr(module, attribute)
@@ -212,6 +219,9 @@ def sibling(name: str, attribute: str) -> Any:
 
 
 def _module(source: str) -> Any:
+    """Import a file or module; its project's folders stay on sys.path, because functions may import when called."""
+    known = {*map(os.path.realpath, sys.path)}
+    sys.path += [str(folder) for folder in projects.import_folders(_file_or_here(source)) if str(folder) not in known]
     return _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
 
 
@@ -298,14 +308,22 @@ def signature(function: Any) -> str:
         return ""
 
 
-def source_file(source: str) -> Path | None:
-    """Return the file of `path.py` or `package.module` without importing anything; None if there is none."""
+def source_file(source: str, importer: Path | None = None) -> Path | None:
+    """Return the file of `path.py` or `package.module` without importing anything; None if there is none.
+
+    importer: the file that imports the module, if it is not named on the command line.
+    """
     if source.endswith(".py"):
         return path if (path := Path(source)).is_file() else None
     parts = source.replace(".", "/")
-    folders = [Path.cwd(), *map(Path, sys.path)]
+    folders = [Path.cwd(), *map(Path, sys.path), *projects.import_folders(importer or _file_or_here(source))]
     candidates = (folder / f"{parts}{end}" for folder in folders for end in (".py", "/__init__.py"))
     return next((c for c in candidates if c.is_file()), None)
+
+
+def _file_or_here(source: str) -> Path:
+    """Return the file of `path.py`; for a module, a path in the current folder."""
+    return Path(source) if source.endswith(".py") else Path.cwd() / source
 
 
 def _load_file(path: Path) -> Any:

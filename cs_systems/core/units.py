@@ -62,10 +62,13 @@ def base_suffix(column: str) -> str | None:
 
 
 def best_unit(units: Iterable[Unit], values: Iterable[float]) -> Unit:
-    """Return the largest unit in which the median of known, non-zero magnitudes is at least 1, else the smallest."""
+    """Return the largest unit in which the median of known, non-zero magnitudes is at least 1, else the smallest.
+
+    Zeros alone are shown in the base unit.
+    """
     units = list(units)
     known = sorted(abs(v) for v in values if math.isfinite(v) and v)
-    middle = known[len(known) // 2] if known else 0.0
+    middle = known[len(known) // 2] if known else 1.0
     return next((u for u in units if middle >= u.factor), units[-1])
 
 

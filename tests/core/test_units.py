@@ -40,7 +40,7 @@ def test_every_float_is_formatted(value: float) -> None:
 
 @pytest.mark.parametrize(
     ("values", "label"),
-    [([0.012, 0.4, 3.0], "ms"), ([3e-6, 4e-6], "µs"), ([2e-9], "ns"), ([0.0, math.nan, 5.0], "s"), ([], "ns")],
+    [([0.012, 0.4, 3.0], "ms"), ([3e-6, 4e-6], "µs"), ([2e-9], "ns"), ([0.0, math.nan, 5.0], "s"), ([0.0], "s")],
 )
 def test_best_unit_fits_the_median(values: list[float], label: str) -> None:
     assert units.best_unit(units.SCALES["_s"], values).label == label

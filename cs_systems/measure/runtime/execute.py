@@ -5,15 +5,12 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
-
-import torch
 
 from cs_systems.analysis.timing_caveats import timing_caveats
 from cs_systems.config import FIELDS, MARKED_COMPILE_MODES, ConfigError, RunConfig
@@ -38,6 +35,7 @@ from cs_systems.machine.environment import environment
 from cs_systems.measure.runtime.allowance import Allowance
 from cs_systems.measure.runtime.channel import CellRecord, Experimenting, Message, Visit
 from cs_systems.measure.runtime.experimenting import Step, run_all
+from cs_systems.measure.runtime.own_errors import described, print_error
 from cs_systems.measure.runtime.plain_rows import DESCRIPTION, check_phases, plain_row, plain_tables
 from cs_systems.measure.runtime.process_state import ProcessState, seed_all
 from cs_systems.measure.runtime.timing import measure
@@ -554,11 +552,10 @@ def _energy_table(cell: _Cell) -> Tables:
 
 
 def _failure(cell: _Cell, repeat: int, error: Exception) -> RunRecord:
-    status, reason = _classify(error)
+    status, reason = _classify(error, cell.config)
     if status == "error":
-        reason += _place(error, cell.config)
         with suppress(OSError, ValueError, AttributeError):  # standard error may be closed
-            _print(error)
+            print_error(error)
     lost = status == "error" and devices.is_poisoned(error)  # the device may not respond after that
     device = devices.resolve_or_cpu("cpu" if lost else cell.config.device)
     surroundings = cell.before or environment(device)
@@ -573,43 +570,14 @@ def _failure(cell: _Cell, repeat: int, error: Exception) -> RunRecord:
     return RunRecord.of(cell.config, repeat, surroundings, status, reason=reason, results=results, predicted=predicted)
 
 
-def _print(error: Exception) -> None:
-    """Print an error to standard error: a user's mistake as one line, other errors from the user's first frame on."""
-    if isinstance(error, ConfigError):
-        sys.stderr.write(f"{error}\n")
-        return
-    trace = error.__traceback__
-    while trace is not None and _is_ours(Path(trace.tb_frame.f_code.co_filename)):
-        trace = trace.tb_next
-    shown = error.__traceback__ if trace is None else trace
-    traceback.print_exception(type(error), error, shown, file=sys.stderr)
-
-
-def _is_ours(file: Path) -> bool:
-    """Return whether a file belongs to cs_systems or to torch, which call a user's model."""
-    return any(folder in file.parents for folder in _OWN_FOLDERS)
-
-
-def _place(error: Exception, config: RunConfig) -> str:
-    """Return the innermost line of the user's own code in the traceback, as " (mine.py:21)"; empty if there is none."""
-    files = {path.resolve() for source in config.sources if (path := plugins.source_file(source))}
-    found = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).resolve() in files]
-    return f" ({Path(found[-1].filename).name}:{found[-1].lineno})" if found else ""
-
-
-def _classify(error: Exception) -> tuple[str, str]:
+def _classify(error: Exception, config: RunConfig) -> tuple[str, str]:
     """Return the record's status and reason for an exception of a cell."""
     text = str(error).strip() or type(error).__name__
     if isinstance(error, (Unavailable, DeviceUnavailable)):
         return "unavailable", text
     if devices.is_out_of_memory(error):
         return "oom", text.split(". GPU ")[0].splitlines()[0]
-    named = text if isinstance(error, ConfigError) else f"{type(error).__name__}: {text}"
-    return "error", named[:_LONGEST_REASON]
-
-
-_LONGEST_REASON = 4000
-_OWN_FOLDERS = (Path(__file__).parents[2], Path(torch.__file__).parent)
+    return "error", described(error, config)
 
 
 def _readable(error: Exception) -> Exception:

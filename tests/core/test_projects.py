@@ -1,0 +1,73 @@
+"""Imports of a user's file from the project around it, as a student's repository has it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from cs_systems.config import ConfigError
+from cs_systems.core import plugins, projects
+from cs_systems.core.own_strategy import form_of
+
+PROJECT = """
+[project]
+name = "my-systems"
+[tool.uv.sources]
+my-basics = { path = "./my-basics", editable = true }
+elsewhere = [{ git = "https://example.org/elsewhere" }]
+[tool.uv.workspace]
+members = ["more/*"]
+"""
+FILES = {
+    "pyproject.toml": PROJECT,
+    "tests/adapters.py": (
+        "from my_systems.ddp import get_ddp as get\n"
+        "def get_attention():\n    from my_basics.model import attend\n    import my_third\n    return attend\n"
+    ),
+    "my_systems/ddp.py": "def get_ddp(module, size=1): ...\n",
+    "my-basics/pyproject.toml": '[project]\nname = "my_basics"\n',
+    "my-basics/my_basics/model.py": "def attend(q, k, v): ...\nclass Model: ...\n",
+    "more/third/src/my_third.py": "three = 3\n",
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("my_systems", "my_basics", "my_third", "my_basics.model", "my_systems.ddp"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name, text in FILES.items():
+        (file := tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return tmp_path
+
+
+def test_file_imports_from_its_project_also_when_called(project: Path) -> None:
+    made = plugins.get("attention", f"{project}/tests/adapters.py:get_attention")
+    assert made().__name__ == "attend"
+
+
+def test_module_is_found_in_the_project_of_the_current_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    assert plugins.get("workloads", "my_basics.model:Model").__name__ == "Model"
+
+
+def test_form_follows_an_import_within_the_project(project: Path) -> None:
+    assert form_of(f"{project}/tests/adapters.py:get").options == {"size": False}
+
+
+def test_project_that_is_not_installed_has_the_command_as_remedy(project: Path) -> None:
+    (project / "my_systems" / "__init__.py").write_text("import importlib.metadata as m\nm.version('my-systems')\n")
+    with pytest.raises(
+        ConfigError, match=rf"install your project: pip install --no-deps -e {re.escape(str(project))}$"
+    ):
+        plugins.get("parallel", f"{project}/tests/adapters.py:get")
+
+
+@pytest.mark.parametrize("text", ["", "[tool", "[tool.uv]\nsources = 3", "[tool.uv.workspace]\nmembers = ['/x']"])
+def test_unusual_project_file_leaves_the_root_importable(text: str, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(text)
+    assert projects.import_folders(tmp_path / "mine.py") == [tmp_path.resolve()]
