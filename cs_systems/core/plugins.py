@@ -301,11 +301,13 @@ def takes_a_class(argument: str) -> bool:
 
 
 def signature(function: Any) -> str:
-    """Return a function's parameters as written, "(config, device)", or "" if they are not known."""
+    """Return a function's parameters without their types, "(config, device)", or "" if they are not known."""
     try:
-        return str(inspect.signature(function))
+        found = inspect.signature(function)
     except (TypeError, ValueError):
         return ""
+    bare = [each.replace(annotation=each.empty) for each in found.parameters.values()]
+    return str(found.replace(parameters=bare, return_annotation=found.empty))
 
 
 def source_file(source: str, importer: Path | None = None) -> Path | None:

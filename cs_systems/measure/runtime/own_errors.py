@@ -29,7 +29,7 @@ def print_error(error: Exception) -> None:
 def described(error: Exception, config: RunConfig) -> str:
     """Return an error with its innermost line in the user's own code, as "ValueError: no (mine.py:21)".
 
-    An error without a text has the line itself, and a failed import the remedy.
+    An error without a text has the line itself. A failed import, and a Triton kernel on a CPU, have the remedy.
     """
     frames = _own_frames(error, config)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
@@ -39,10 +39,13 @@ def described(error: Exception, config: RunConfig) -> str:
     remedy = ""
     if isinstance(error, ImportError) and frames and config.sources:
         remedy = f"; {plugins.import_remedy(config.sources[0], error)}"
+    if _NO_DRIVER in text:
+        remedy = "; Triton compiles no kernels for a CPU: set TRITON_INTERPRET=1 (slow), or use a GPU"
     return f"{type(error).__name__}: {text}"[:_LONGEST] + place + remedy
 
 
 _LONGEST = 4000
+_NO_DRIVER = "0 active drivers"
 
 
 def _own_frames(error: Exception, config: RunConfig) -> list[traceback.FrameSummary]:
