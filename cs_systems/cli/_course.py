@@ -26,6 +26,7 @@ from cs_systems.core.units import human
 
 RANKS = (2, 4, 6)
 SMALLER = ("xl-2026", "large", "medium", "small", "tiny")
+BUCKETS_MB = {"tiny": ("0.1", "1"), "other": ("1", "10", "100", "1000")}
 MEASURING = ("time", "profile", "memory", "parallel", "attention", "comm", "precision")
 
 
@@ -92,11 +93,13 @@ def planned(
     contexts: Sequence[str] = (),
     code: str | None = None,
     model: str | None = None,
+    renewed: set[str] | None = None,
 ) -> Plan:
     """Return the plan of a task. Raises ConfigError if --full asks for the handout's size and it cannot run here.
 
     sizes, contexts: of the model, instead of the task's. code, model: the user's own, as `path.py:name` or
-    `module:name`.
+    `module:name`. renewed: folders that earlier commands began anew, to which those of this plan are added; None to
+    continue recorded cells.
     """
     out = folder / (task.folder or task.name)
     if not task.steps:
@@ -132,12 +135,19 @@ def planned(
         scale, words = _fit(task, values, machine)
         sentence += words
     commands = task.commands(values, str(out))
+    if code:
+        sizes_mb = BUCKETS_MB["tiny" if values.get("size") == "tiny" else "other"]
+        commands = [
+            [*words, "--bucket-size-mb", *sizes_mb] if _has_buckets(words, code) else words for words in commands
+        ]
     if model:
         commands = [[*words, "--workload", model] if "--size" in words else words for words in commands]
     if machine.gpus and not at_full:
         commands = [[*words, "--device", "cpu"] if words[0] in MEASURING else words for words in commands]
     if at_full and not full and task.gpus:
         commands = [[*words, "--skip-oom"] if _can_skip(words) else words for words in commands]
+    if renewed is not None:
+        commands = [[*words, "--fresh"] if _begins(words, renewed) else words for words in commands]
     return Plan(task, scale, sentence, commands, out, machine)
 
 
@@ -151,6 +161,22 @@ def _counted(gpus: int) -> str:
 
 def _can_skip(words: Sequence[str]) -> bool:
     return words[0] in MEASURING and "--out" in words and words[0] != "comm"
+
+
+def _begins(words: Sequence[str], renewed: set[str]) -> bool:
+    """Return whether a command measures into a folder that none before it began anew, and note the folder."""
+    out = _values(words, "--out", "")[0]
+    if words[0] not in MEASURING or out in renewed:
+        return False
+    renewed.add(out)
+    return True
+
+
+def _has_buckets(words: Sequence[str], code: str) -> bool:
+    """Return whether a command measures a user's own strategy that takes a bucket size."""
+    from cs_systems.formulas.rank_layout import options_of
+
+    return words[0] == "parallel" and "bucket_size_mb" in options_of(code)
 
 
 def _put(values: dict[str, str], several: Sequence[str], one: Sequence[str], given: Sequence[str]) -> None:

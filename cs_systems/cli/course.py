@@ -44,6 +44,7 @@ class Course:
     out: Annotated[MaybePath, optional("DIR", "folder of the results, with one folder for each task", str(FOLDER))] = (
         None
     )
+    fresh: Annotated[bool, flag("rename old records, and measure again")] = False
     budget_s: Annotated[MaybeFloat, optional("SECONDS", "begin no command that measures after so many seconds")] = None
     dry_run: Annotated[bool, flag("print the commands, and run nothing")] = False
 
@@ -60,6 +61,7 @@ def run(args: Course) -> int:
         return 0
     machine = _course.machine() if any(task.steps for task in chosen) else Machine(0, None)
     began, statuses = time.monotonic(), []
+    renewed: set[str] | None = set() if args.fresh else None
     for task in chosen:
         try:
             plan = _course.planned(
@@ -71,6 +73,7 @@ def run(args: Course) -> int:
                 contexts=args.context_length,
                 code=args.code,
                 model=args.model,
+                renewed=renewed,
             )
         except ConfigError as error:
             if len(chosen) == 1:

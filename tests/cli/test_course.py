@@ -28,7 +28,7 @@ def on_a_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_commands_of_a_task_have_only_known_options(
     task: Task, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = planned(task, machine, Path("out"))
+    plan = planned(task, machine, Path("out"), renewed=set())
     assert plan.scale in ("tiny", "full", "fitting")
     for name, *rest in plan.commands:
         monkeypatch.setattr(importlib.import_module(f"cs_systems.cli.{name}"), "run", lambda args: 0)
@@ -81,6 +81,24 @@ def test_own_code_has_a_row_next_to_the_built_in() -> None:
     assert flash[flash.index("--attention") + 1 :][:3] == ["naive", "flash_torch", "mine.py:attend"]
     sharded = planned(tasks()["optimizer_state_sharding"], CPU, Path("out"), code="a.py:make").commands[0]
     assert sharded[sharded.index("--strategy") + 1 :][:2] == ["ddp_naive+zero1", "ddp_naive+a.py:make"]
+
+
+def test_own_strategy_with_buckets_is_measured_at_several_bucket_sizes(tmp_path: Path) -> None:
+    (file := tmp_path / "adapters.py").write_text("def get_ddp_bucketed(module, bucket_size_mb): ...\n")
+    task = tasks()["ddp_overlap_individual_parameters"]
+    ends = [planned(task, machine, Path("out"), code=f"{file}:get_ddp_bucketed").commands[0] for machine in (CPU, PAIR)]
+    assert [words[words.index("--bucket-size-mb") + 1 :][:2] for words in ends] == [["0.1", "1"], ["1", "10"]]
+
+
+def test_fresh_task_keeps_the_cells_of_the_others_in_its_folder() -> None:
+    renewed: set[str] = set()
+    names = ("naive_ddp", "fsdp", "benchmarking_script")
+    plans = [planned(tasks()[name], CPU, Path("out"), renewed=renewed) for name in names]
+    assert [["--fresh" in words for words in plan.commands] for plan in plans] == [
+        [True],
+        [False],
+        [True, False, True, False],
+    ]
 
 
 def test_size_given_on_a_cpu_says_which_context_it_has() -> None:
