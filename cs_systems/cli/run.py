@@ -1,4 +1,4 @@
-"""Record the loop of an unedited training script: its phases, as a record; with --with, a profile too.
+"""Record the loop of an unedited training script: its phases, as a record; on a GPU or with --with, a profile too.
 
 Steps are found by the script's optimizer, phases by autograd and data loaders. The script keeps its arguments, output,
 results and exit status; the report goes to standard error.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from cs_systems.measure.profilers import Profiler
     from cs_systems.record import RunRecord
 
-AFTERWARDS = ("none", "kineto", "nsys", "memory")
+AFTERWARDS = ("auto", "none", "kineto", "nsys", "memory")
 LAUNCHERS = {  # launchers of ranks, as in docs/commands/run.md
     "torchrun": "torchrun --nproc-per-node 2",
     "srun": "srun python",
@@ -54,8 +54,11 @@ class Run:
     )
     with_: Annotated[
         Names,
-        arg(name="with", help="then record 3 steps with each: kineto (torch.profiler) or nsys; memory (snapshot)"),
-    ] = ("none",)
+        arg(
+            name="with",
+            help="then record 3 steps with kineto (torch.profiler), nsys or memory (snapshot); auto: kineto on a GPU",
+        ),
+    ] = ("auto",)
     snapshot: Annotated[bool, flag("the same as memory in --with")] = False
     stop: Annotated[bool, flag("end the script after the last recorded step, with exit status 0")] = False
     name: Annotated[MaybeText, optional("TEXT", "name of the loop in tables", "the script and its arguments")] = None

@@ -25,6 +25,7 @@ import ast
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -233,8 +234,11 @@ def declared(path: Path) -> dict:
     raise ValueError(f"{path}: no constant CASE; declare truth, cause, also, never and healthy")
 
 
-def ask(case: Case, timeout_s: float = 240.0) -> Answer:
-    """Run the case in a new folder, ask the tool, and return its answer."""
+def ask(case: Case, timeout_s: float = 240.0, keep: Path | None = None) -> Answer:
+    """Run the case in a new folder, ask the tool, and return its answer.
+
+    keep: folder for the records and the profile of a script.
+    """
     with tempfile.TemporaryDirectory(prefix="diagnosis_truth_") as name:
         folder = Path(name)
         codes = folder / "codes.jsonl"
@@ -278,6 +282,8 @@ def ask(case: Case, timeout_s: float = 240.0) -> Answer:
             return Answer((), (), "", f"no answer within {timeout_s:.0f} s")
         made = [json.loads(line) for line in codes.read_text().splitlines()] if codes.exists() else []
         failure = "" if done.returncode == 0 else f"exit status {done.returncode}"
+        if keep is not None and (folder / "run").exists():
+            shutil.copytree(folder / "run", keep, dirs_exist_ok=True)
         return read_answer(output, made, failure)
 
 
@@ -342,13 +348,15 @@ def judge(case: Case, answer: Answer) -> Verdict:
     return Verdict("wrong" if forbidden else "missed", forbidden)
 
 
-def run_all(chosen: Sequence[Case], jobs: int, done: Callable[[Case, Answer, Verdict], None]) -> None:
-    """Run the cases, some at once, and report each when it is done."""
+def run_all(
+    chosen: Sequence[Case], jobs: int, done: Callable[[Case, Answer, Verdict], None], save: Path | None = None
+) -> None:
+    """Run the cases, some at once, and report each when it is done. save: folder for what the scripts left."""
 
     def one(case: Case) -> tuple[Case, Answer, Verdict]:
         if missing := [need for need in case.requires if not is_here(need)]:
             return case, Answer((), (), "", f"without {', '.join(missing)}"), Verdict("skipped")
-        answer = ask(case)
+        answer = ask(case, keep=save and save / f"{case.kind}-{case.name}")
         return case, answer, judge(case, answer)
 
     with ThreadPoolExecutor(jobs) as pool:
@@ -436,7 +444,7 @@ def main() -> int:
     parser.add_argument("--cases", nargs="+", default=["*"], metavar="NAME", help="names of cases, or patterns")
     parser.add_argument("--jobs", type=int, default=2, help="cases at once (default: 2)")
     parser.add_argument("--output", type=Path, help="file of the page (default, if all cases run: in profiles/)")
-    parser.add_argument("--save", type=Path, metavar="FOLDER", help="keep all that the tool printed")
+    parser.add_argument("--save", type=Path, metavar="FOLDER", help="keep all that the tool printed, and the records")
     options = parser.parse_args()
     chosen = cases(options.kinds, options.cases)
     if not chosen:
@@ -456,7 +464,7 @@ def main() -> int:
             options.output.parent.mkdir(parents=True, exist_ok=True)
             options.output.write_text(page(results))
 
-    run_all(chosen, options.jobs, done)
+    run_all(chosen, options.jobs, done, options.save)
     print("\n".join(summary(results)) if options.output else page(results))
     return 0
 

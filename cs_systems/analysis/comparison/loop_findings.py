@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated, TypedDict
 
 from cs_systems.analysis.comparison.loop_time import LoopTimeRow
+from cs_systems.config import Phase
 from cs_systems.core.tables import Column, Table
 
 # Shown like functions: Python's collector, wherever it runs, and code around the calls that begin a phase, such as
@@ -15,6 +16,8 @@ from cs_systems.core.tables import Column, Table
 COLLECTOR, CALLS = "garbage collector", "calls of phases"
 OTHER, BETWEEN = "other", "between"  # phases for the time outside of every phase: inside a step, and between two steps
 OTHER_PHASES = (OTHER, BETWEEN)
+COPY, HOST_SYNC = "copy", "host_sync"
+WAITING = frozenset({Phase.INPUT.value, COPY, HOST_SYNC, *OTHER_PHASES})  # phases that launch little work, or none
 IN_NO_PHASE = "time in no phase"  # of a step, as a quantity that grows
 RESULTS = "results of calls"  # kept by functools.lru_cache or functools.cache
 WITHOUT_GRADIENTS = "forward without gradients"  # forward passes of evaluation and rollouts, in samples of the stack

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from cs_systems.analysis.attribution.gaps import LAUNCH
 from cs_systems.analysis.attribution.tables import gaps
-from cs_systems.analysis.comparison.loop_findings import INNER_LINES
+from cs_systems.analysis.comparison.loop_findings import INNER_LINES, WAITING
 from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Expected, Rule, Unknown
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis._measured import after
@@ -84,12 +84,13 @@ def _of_phases(
 def _of_loop_s(evidence: Evidence, measurement: Measurement, step_s: float) -> dict[str, float]:
     """Return the launch-bound phases of a user's loop that are worth naming, without Python that uses no tensors.
 
-    Another rule reports that Python.
+    Other rules report that Python, and phases in which the GPU waits for something else than launches.
     """
     plain_s: Counter[str] = Counter()
     for row in INNER_LINES.of(evidence.tables):
         plain_s[row["phase"]] += row["time_s"] * row["is_plain"]  # type: ignore[assignment]
-    times_s = {name: evidence.phases_s(name) - plain_s[name] for name in launch_bound_phases(measurement)}
+    names = [name for name in measurement.phase_names() if name not in WAITING]
+    times_s = {name: evidence.phases_s(name) - plain_s[name] for name in launch_bound_phases(measurement, names)}
     return {name: time_s for name, time_s in times_s.items() if time_s >= LEAST * step_s}
 
 

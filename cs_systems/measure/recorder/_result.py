@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from cs_systems.analysis.comparison.loop_findings import ITERATORS, REPEATED_FORWARD
+from cs_systems.analysis.comparison.loop_findings import ITERATORS, REPEATED_FORWARD, WAITING
 from cs_systems.analysis.timing_caveats import timing_caveats
 from cs_systems.config import RunConfig
 from cs_systems.core import caveats
@@ -26,7 +26,7 @@ from cs_systems.machine.device import Device
 from cs_systems.machine.environment import environment
 from cs_systems.measure.recorder.inputs import StepInputs, are_different, batches_of, size_of
 from cs_systems.measure.recorder.observers import Found
-from cs_systems.measure.recorder.phases import BACKWARD, FORWARD, WAITING, in_order
+from cs_systems.measure.recorder.phases import BACKWARD, FORWARD, in_order
 from cs_systems.measure.recorder.subject import Subject
 from cs_systems.record import Environment, Measurement, Ran, Row, RunRecord, Sample
 

@@ -30,6 +30,7 @@ from torch.utils import checkpoint
 from torch.utils.data import dataloader
 from torch.utils.hooks import RemovableHandle
 
+from cs_systems.analysis.comparison.loop_findings import COPY, HOST_SYNC
 from cs_systems.instrument.compiler import Observation, Undo, passed_through, replaced, untraced
 from cs_systems.instrument.hooks import ModuleHook
 from cs_systems.measure.recorder import guard
@@ -37,9 +38,7 @@ from cs_systems.measure.recorder.guard import as_guest
 from cs_systems.measure.recorder.phases import (
     BACKWARD,
     CLIP,
-    COPY,
     FORWARD,
-    HOST_SYNC,
     INPUT,
     OPTIMIZER,
     REPLAY,

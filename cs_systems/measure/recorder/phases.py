@@ -14,15 +14,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cs_systems.analysis.comparison.loop_findings import BETWEEN, OTHER, WITHOUT_GRADIENTS
+from cs_systems.analysis.comparison.loop_findings import BETWEEN, COPY, HOST_SYNC, OTHER, WITHOUT_GRADIENTS
 from cs_systems.config import Phase
 from cs_systems.machine.device import Device
 from cs_systems.measure.workloads._batches import tensors_in
 from cs_systems.record import Sample
 
 FORWARD, LOSS, BACKWARD, OPTIMIZER = (p.value for p in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER))
-INPUT, COPY, CLIP, ZERO_GRAD, HOST_SYNC, REPLAY = "input", "copy", "clip", "zero_grad", "host_sync", "cuda_graph"
-WAITING = frozenset({INPUT, COPY, HOST_SYNC, OTHER, BETWEEN})  # phases that launch little work, or none
+INPUT, CLIP, ZERO_GRAD, REPLAY = "input", "clip", "zero_grad", "cuda_graph"
 Call = tuple[bool, tuple[tuple[int, ...], ...]]
 _ORDER = (INPUT, COPY, FORWARD, LOSS, BACKWARD, CLIP, OPTIMIZER, ZERO_GRAD, REPLAY, HOST_SYNC)
 

@@ -48,7 +48,8 @@ class Recorder(Recording):
         name: the name of the loop in tables; by default the class of the model.
         warmup: steps before the timing.
         steps: timed steps.
-        profile: "kineto", "none", or "nsys" in a process that runs under `nsys profile`.
+        profile: "kineto", "none", "nsys" in a process that runs under `nsys profile`, or "auto": kineto on a GPU, and
+            none on a CPU.
         profile_steps: steps under the profiler and under the memory history; may be 0 without either.
         snapshot: also record a CUDA memory snapshot.
         stacks: after all others, record some more steps (3, or half a second's; up to two seconds' on a busy machine)
@@ -96,7 +97,13 @@ class Recorder(Recording):
         place = Device(arguments.device_of(device, models))
         subject = Subject(name, place, models, optimizers, tokens, _ranks.world_size())
         stages = stages_of(
-            profile, warmup=warmup, steps=steps, profile_steps=profile_steps, snapshot=snapshot, stacks=stacks
+            profile,
+            on_gpu=place.is_cuda,
+            warmup=warmup,
+            steps=steps,
+            profile_steps=profile_steps,
+            snapshot=snapshot,
+            stacks=stacks,
         )
         writer = Writer(Path(out), subject, record_host=record_host, waits_for_nsys=self._waits_for_nsys)
         super().__init__(

@@ -195,10 +195,16 @@ class Recording:
         self._as_own_time(call)
 
     def _as_own_time(self, call: Callable[[], object]) -> None:
-        """Call the function, and exclude its time from the loop."""
+        """Call the function while the device is idle, and exclude its time from the loop."""
         self._watch.pause()
+        self._wait()
         with self._watch.own_time():
             call()
+            self._wait()
+
+    def _wait(self) -> None:
+        with nullcontext() if self._tracker is None else self._tracker.unobserved():
+            self._subject.device.synchronize()
 
     def _next_stage(self, tracker: Tracker) -> None:
         self._end_stage(None, None)

@@ -12,7 +12,8 @@ from cs_systems.measure.recorder.observers import Period
 from cs_systems.measure.recorder.phases import Timeline
 from cs_systems.measure.recorder.watch import LEAST_SAMPLED
 
-PROFILES = ("kineto", "nsys", "none")
+AUTO, KINETO = "auto", "kineto"  # auto: kineto on a GPU, where a step's kernels decide; on a CPU none
+PROFILES = (AUTO, KINETO, "nsys", RunConfig.profiler)
 STACKS = "stacks"  # last stage, in which the stack is sampled; it has no record of its own
 
 
@@ -59,9 +60,11 @@ class Stage(NamedTuple):
 
 
 def stages_of(
-    profile: str, *, warmup: int, steps: int, profile_steps: int, snapshot: bool, stacks: bool
+    profile: str, *, on_gpu: bool, warmup: int, steps: int, profile_steps: int, snapshot: bool, stacks: bool
 ) -> list[Stage]:
     """Return the stages that the options of a recorder ask for."""
+    if profile == AUTO:
+        profile = KINETO if on_gpu else RunConfig.profiler
     profiles = [*([profile] if profile != RunConfig.profiler else []), *(["memory_snapshot"] if snapshot else [])]
     sampled = [Stage(STACKS, LEAST_SAMPLED, Profiler(on_each_rank=True))] if stacks else []
     timed = Stage.of(RunConfig.profiler, steps, warmup)

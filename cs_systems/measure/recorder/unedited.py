@@ -354,7 +354,7 @@ class ScriptRecorder(Recorder):
         return f"--steps 1:{done}"
 
     def _without(self, stage: Stage) -> str:
-        return "leave out --snapshot and memory in --with" if stage.name not in PROFILES else "leave out --with"
+        return "leave out --snapshot and memory in --with" if stage.name not in PROFILES else "pass --with none"
 
 
 def _in_optimizer_step() -> bool:

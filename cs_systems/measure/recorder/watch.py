@@ -36,6 +36,7 @@ from cs_systems.measure.recorder.memory import Memory
 from cs_systems.measure.recorder.observers import ModelCall, Observer, Period, Timing
 from cs_systems.measure.recorder.phases import FORWARD, Moment
 from cs_systems.measure.recorder.stacks import CoreQueue, Line, Sample, Sampler, function_of, own_lines, place_of
+from cs_systems.measure.recorder.step_clock import StepClock
 
 CLEAR = 2.0  # times the rise of any other phase; noise raises each phase a little
 FEWEST_STEPS = 3  # number of steps from which the median shows how long a step usually lasts
@@ -80,7 +81,8 @@ class Watch(Observer):
         self._collections.begin()
 
     def restart(self) -> None:
-        self.durations_s: list[float] = []
+        self.durations_s: list[float] = []  # by the host's clock
+        self._clock = StepClock(self._device)
         self._queued_s: dict[int, float] = {}  # time for which the loop's thread waited for a core, by step
         self._compiling, self._compiled = set[int](), self._compilations()[0]
         self._end_s: float | None = None
@@ -100,6 +102,7 @@ class Watch(Observer):
         """Note the end of a step, and begin the next one."""
         now, own_s, queued_s = time.perf_counter(), self._own_s, self._queue.total_s()
         self._own_s = 0.0
+        self._clock.step_ended(len(self.durations_s) if self._end_s is not None else -1, own_s)
         if self._end_s is not None:
             lasted_s, number = max(0.0, now - self._end_s - own_s), len(self.durations_s)
             self.durations_s.append(lasted_s)
@@ -155,9 +158,17 @@ class Watch(Observer):
         samples = self._sampler.samples  # in the order of the steps
         return len(samples) - bisect_left(samples, self.all_sampled.start, key=lambda each: each.step) >= ENOUGH_LOOKS
 
+    def _lasted_s(self) -> list[float]:
+        """Return the duration of each step, on a GPU by the device's clock."""
+        return self._clock.durations_s(self.durations_s)
+
     def _worked_s(self) -> list[float]:
-        """Return the duration of each step without waiting for a core, which is due to the machine and not the loop."""
-        return [max(LEAST_S, lasted_s - self._queued_s.get(n, 0.0)) for n, lasted_s in enumerate(self.durations_s)]
+        """Return the duration of each step without waiting for a core, which is due to the machine and not the loop.
+
+        A GPU may work meanwhile, so that its steps keep this time.
+        """
+        queued_s = {} if self._device.is_cuda else self._queued_s
+        return [max(LEAST_S, lasted_s - queued_s.get(n, 0.0)) for n, lasted_s in enumerate(self._lasted_s())]
 
     def _kinds(self) -> list[StepKind]:
         """Return the kinds of steps that did not compile, by their time without waiting for a core."""
@@ -215,7 +226,7 @@ class Watch(Observer):
 
     def tables(self, timing: Timing, others: Tables) -> Tables:
         made: dict[str, Sequence[Row]] = {}
-        durations_s, worked_s = self.durations_s, self._worked_s()
+        durations_s, worked_s = self._lasted_s(), self._worked_s()
         whole: list[LoopTimeRow] = whole_loop_time(durations_s, self._compiling)
         kinds = self._kinds()
         by_step = [*self._sampler.samples]

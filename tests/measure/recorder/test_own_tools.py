@@ -93,7 +93,7 @@ def test_unfinished_profiler_of_the_program_prevents_our_profile(tmp_path: Path)
     assert profiled.status == "unavailable"
     assert profiled.reason == (
         "the loop ended while its own torch.profiler was active, with which no profile by kineto can be made; end it "
-        "3 steps before the loop ends, or leave out --with"
+        "3 steps before the loop ends, or pass --with none"
     )
     assert not list(tmp_path.glob("*.trace.json.gz"))
 

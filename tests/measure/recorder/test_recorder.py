@@ -486,7 +486,7 @@ def test_device_that_torch_does_not_find_is_refused(tmp_path: Path, monkeypatch:
             "profile_steps is 0; give a whole number, at least 1, or pass profile='none' without snapshot",
         ),
         ({"profile": "none", "profile_steps": -1}, "profile_steps is -1; give a whole number, at least 0"),
-        ({"profile": "ncu"}, "unknown profile 'ncu'; choose among kineto, nsys, none"),
+        ({"profile": "ncu"}, "unknown profile 'ncu'; choose among auto, kineto, nsys, none"),
         ({"snapshot": 1}, "snapshot is 1; give True or False"),
         ({"record_host": "yes"}, "record_host is 'yes'; give True or False"),
         ({"name": "a:b"}, "name is 'a:b'; give one or more printable characters, without a colon"),

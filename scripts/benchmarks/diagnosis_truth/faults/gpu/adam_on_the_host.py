@@ -16,7 +16,7 @@ torch.manual_seed(0)
 model = GPT(d_model=768, layers=8, heads=12).cuda()
 masters = [p.detach().cpu().clone().requires_grad_() for p in model.parameters()]
 optimizer = torch.optim.AdamW(masters, lr=3e-4)
-for _step, (ids, targets) in enumerate(batches(25, 8, 512)):
+for _step, (ids, targets) in enumerate(batches(36, 8, 512)):
     with torch.autocast("cuda", torch.bfloat16):
         _, loss = model(ids, targets)
     loss.backward()

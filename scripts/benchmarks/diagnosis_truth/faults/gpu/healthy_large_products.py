@@ -14,11 +14,12 @@ CASE = {
 
 torch.manual_seed(0)
 layers = [layer for _ in range(6) for layer in (nn.Linear(8192, 8192, bias=False), nn.ReLU(inplace=True))]
-model = nn.Sequential(*layers).cuda().bfloat16()
+model = nn.Sequential(*layers).cuda()
 optimizer = torch.optim.SGD(model.parameters(), 1e-3, fused=True)
 x, y = torch.randn(8192, 8192, device="cuda").bfloat16(), torch.randn(8192, 8192, device="cuda").bfloat16()
 for _step in range(40):
-    loss = nn.functional.mse_loss(model(x), y)
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = nn.functional.mse_loss(model(x), y)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

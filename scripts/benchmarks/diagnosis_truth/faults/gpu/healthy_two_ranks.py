@@ -24,7 +24,7 @@ torch.manual_seed(0)
 model = torch.compile(GPT(d_model=1536, layers=8, heads=12).cuda())
 model = DistributedDataParallel(model, device_ids=[rank], gradient_as_bucket_view=True)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
-for ids, targets in batches(30, 16, 1024):
+for ids, targets in batches(40, 16, 1024):
     with torch.autocast("cuda", torch.bfloat16):
         _, loss = model(ids, targets)
     optimizer.zero_grad()

@@ -24,7 +24,7 @@ torch.manual_seed(0)
 model = GPT(d_model=512, layers=4, heads=8).cuda()
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
 total = 0.0
-for step, (ids, targets) in enumerate(batches(25, 4, 512)):
+for step, (ids, targets) in enumerate(batches(40, 4, 512)):
     with torch.autocast("cuda", torch.bfloat16):
         logits, loss = model(ids, targets)
     optimizer.zero_grad()

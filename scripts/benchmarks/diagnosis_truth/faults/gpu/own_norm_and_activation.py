@@ -43,7 +43,7 @@ torch.manual_seed(0)
 model = nn.Sequential(*[Layer(1024) for _ in range(8)], Norm(1024), nn.Linear(1024, 10)).cuda()
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
 x, y = torch.randn(32768, 1024, device="cuda"), torch.randint(0, 10, (32768,), device="cuda")
-for _step in range(30):
+for _step in range(40):
     with torch.autocast("cuda", torch.bfloat16):
         loss = F.cross_entropy(model(x), y)
     optimizer.zero_grad()

@@ -17,7 +17,7 @@ PAD = 0
 
 
 class Examples(torch.utils.data.Dataset):
-    def __init__(self, n=480):
+    def __init__(self, n=640):
         generator = torch.Generator().manual_seed(1)
         lengths = torch.randint(40, 200, (n,), generator=generator).tolist()
         self.items = [torch.randint(1, 32768, (length,), generator=generator) for length in lengths]

@@ -23,8 +23,8 @@ dist.init_process_group("nccl")
 torch.manual_seed(0)
 model = DistributedDataParallel(GPT(d_model=1024, layers=8, heads=16).cuda(), device_ids=[rank])
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
-data = batches(8 * 20, 1, 256)
-for _step in range(20):
+data = batches(8 * 40, 1, 256)
+for _step in range(40):
     optimizer.zero_grad()
     for _ in range(8):
         ids, targets = next(data)

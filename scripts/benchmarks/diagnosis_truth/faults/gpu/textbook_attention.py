@@ -15,7 +15,7 @@ CASE = {
 torch.manual_seed(0)
 model = GPT(d_model=768, layers=8, heads=12, context=2048, fused=False).cuda()
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
-for _step, (ids, targets) in enumerate(batches(30, 8, 2048)):
+for _step, (ids, targets) in enumerate(batches(40, 8, 2048)):
     with torch.autocast("cuda", torch.bfloat16):
         _, loss = model(ids, targets)
     optimizer.zero_grad()
