@@ -50,7 +50,11 @@ class Answer:
     @property
     def unfit(self) -> list[str]:
         """Levers that do not apply, with the reason."""
-        return [f"{row['lever']} ({row['reason']})" for row in self.trials if not row["change"]]
+        found: dict[str, list[str]] = {}
+        for row in self.trials:
+            if not row["change"]:
+                found.setdefault(row["reason"], []).append(row["lever"])
+        return [f"{', '.join(levers)} ({reason})" for reason, levers in found.items()]
 
     @property
     def waterfall(self) -> list[TrialRow]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import io
+import tokenize
 from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import takewhile
 from typing import TypeGuard
 
 OPTIMIZERS = frozenset({"Adam", "AdamW", "SGD", "Adagrad", "NAdam", "RAdam", "RMSprop", "Adamax", "Adadelta"})
+BLANK = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
 Edit = Callable[[str], str | None]
 
 
@@ -30,7 +33,7 @@ def in_calls(names: Collection[str], keywords: Mapping[str, str], unless: Collec
     """Return the edit that adds keywords to calls of these names, unless a call has one of these or of `unless`."""
 
     def edit(source: str) -> str | None:
-        found = [node for node in _calls(source, names) if _has_none(node, {*keywords, *unless})]
+        found = [node for node in all_calls(source, names) if _has_none(node, {*keywords, *unless})]
         for node in sorted(found, key=lambda one: (one.end_lineno or 0, one.end_col_offset or 0), reverse=True):
             source = _with_keywords(source, node, keywords)
         return source if found else None
@@ -73,7 +76,7 @@ def replaced_argument(name: str, text: str) -> Edit:
     """Return the edit that replaces the only argument of each call of a dotted name."""
 
     def edit(source: str) -> str | None:
-        values = [node.args[0] for node in _calls(source, (name,)) if len(node.args) == 1]
+        values = [node.args[0] for node in all_calls(source, (name,)) if len(node.args) == 1]
         return _with_texts(source, values, text)
 
     return edit
@@ -85,7 +88,7 @@ def with_value(keyword: str, old: object, new: str, names: Collection[str] = ())
     def edit(source: str) -> str | None:
         values = [
             each.value
-            for node in _calls(source, names)
+            for node in all_calls(source, names)
             for each in node.keywords
             if each.arg == keyword and isinstance(each.value, ast.Constant) and each.value.value is old
         ]
@@ -139,7 +142,7 @@ def optimizers(source: str) -> Iterator[tuple[ast.stmt, str]]:
 
 def calls(source: str, names: Collection[str]) -> bool:
     """Return whether a script calls one of these names."""
-    return next(_calls(source, names), None) is not None
+    return next(all_calls(source, names), None) is not None
 
 
 def names_of(source: str, module: str, function: str) -> set[str]:
@@ -165,7 +168,7 @@ def name_of(call: ast.Call) -> str:
     return ""
 
 
-def _calls(source: str, names: Collection[str] = ()) -> Iterator[ast.Call]:
+def all_calls(source: str, names: Collection[str] = ()) -> Iterator[ast.Call]:
     """Yield the calls whose dotted name, or its last part, is one of these; without names, all calls."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and (not names or name_of(node) in names or dotted(node.func) in names):
@@ -178,16 +181,17 @@ def _has_none(call: ast.Call, keywords: Collection[str]) -> bool:
 
 
 def _with_keywords(source: str, call: ast.Call, keywords: Mapping[str, str]) -> str:
+    """Return the source with keywords after the call's last argument, before any comment behind it."""
     lines = lines_of(source)
-    at = (call.end_lineno or 1) - 1
-    line = lines[at].encode()
-    end = (call.end_col_offset or 1) - 1  # position of the closing bracket
-    before = "".join([*lines[:at], line[:end].decode()])
-    text = ", ".join(f"{name}={value}" for name, value in keywords.items())
-    kept = before.rstrip()
-    separator = "" if kept.endswith("(") else " " if kept.endswith(",") else ", "
-    spaces = before[len(kept) :]
-    return "".join([kept, separator, text, spaces if "\n" in spaces else "", line[end:].decode(), *lines[at + 1 :]])
+    row = call.end_lineno or 1
+    bracket = row, len(lines[row - 1].encode()[: (call.end_col_offset or 1) - 1].decode())
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    *_, last = (each for each in takewhile(lambda one: one.start < bracket, tokens) if each.type not in BLANK)
+    separator = {"(": "", ",": " "}.get(last.string, ", ")
+    text = separator + ", ".join(f"{name}={value}" for name, value in keywords.items())
+    at, column = last.end
+    line = lines[at - 1]
+    return "".join([*lines[: at - 1], line[:column], text, line[column:], *lines[at:]])
 
 
 def dotted(node: ast.expr) -> str:
@@ -248,4 +252,5 @@ def _inserted(source: str, after: int, added: list[str]) -> str:
     lines = lines_of(source)
     if after and lines[after - 1][-1:] != "\n":
         lines[after - 1] += "\n"
-    return "".join([*lines[:after], *(f"{line}\n" for line in added), *lines[after:]])
+    end = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
+    return "".join([*lines[:after], *(f"{line}{end}" for line in added), *lines[after:]])

@@ -4,26 +4,58 @@ from __future__ import annotations
 
 import ast
 import functools
+import json
+import os
 import random
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import SequenceMatcher
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
 from cs_systems.advise.edits import lines_of
 from cs_systems.advise.lever import Lever
+from cs_systems.advise.sources import read
 from cs_systems.core import plugins
 
+UNUSED = "unused.json"  # levers that found nothing to change, in the folder of a process
 
-def apply(levers: Iterable[str], seed: int) -> None:
-    """Apply the hooks of these levers, and change every seed that the script sets by `seed`."""
+
+def apply(levers: Iterable[str], seed: int) -> dict[str, Callable[[], bool]]:
+    """Apply the hooks of these levers, and change every seed that the script sets by `seed`.
+
+    Returns, for levers that may find nothing to change, the function that tells whether they changed anything so far.
+    """
+    told: dict[str, Callable[[], bool]] = {}
     for name in levers:
         lever: Lever = plugins.get("levers", name)
-        if lever.script is not None and lever.script.hook is not None:
-            lever.script.hook()
+        if lever.script is not None and lever.script.hook is not None and (has_changed := lever.script.hook()):
+            told[name] = has_changed
     if seed:
         _shift_seeds(seed)
+    return told
+
+
+def edit_modules(levers: Iterable[str], files: Collection[str]) -> None:
+    """Make imports run these files with those levers written into their text that no hook can apply."""
+    names, wanted, code_of = (*levers,), {*files}, SourceFileLoader.get_code
+
+    def get_code(self: SourceFileLoader, fullname: str) -> CodeType | None:
+        file = self.get_filename(fullname)
+        if os.path.realpath(file) not in wanted:
+            return code_of(self, fullname)
+        return compiled(names, read(Path(file)), file)
+
+    if any(_needs_text(name) for name in names):
+        SourceFileLoader.get_code = get_code  # type: ignore[assignment, method-assign]
+
+
+def leave_unused(told: Mapping[str, Callable[[], bool]], folder: Path) -> None:
+    """Write the levers that found nothing to change into a folder, if there are any."""
+    if unused := [name for name, has_changed in told.items() if not has_changed()]:
+        (folder / UNUSED).write_text(json.dumps(unused))
 
 
 def compiled(levers: Iterable[str], source: str, file: str) -> CodeType:
@@ -43,10 +75,15 @@ def compiled(levers: Iterable[str], source: str, file: str) -> CodeType:
 def edited(levers: Iterable[str], source: str) -> str:
     """Return the script's text with those levers written into it that no hook can apply."""
     for name in levers:
-        script = plugins.get("levers", name).script
-        if script is not None and script.hook is None and script.patch is not None:
-            source = script.patch(source) or source
+        if _needs_text(name):
+            source = plugins.get("levers", name).script.patch(source) or source
     return source
+
+
+def _needs_text(name: str) -> bool:
+    """Return whether only a change of the text applies a lever."""
+    script = plugins.get("levers", name).script
+    return script is not None and script.hook is None and script.patch is not None
 
 
 def _numbers(before: str, after: str) -> dict[int, int]:

@@ -52,7 +52,8 @@ class Situation:
 
     Attributes:
         cell: the best cell or plan of a script so far.
-        source: the text of the script; "" for a cell.
+        texts: the text of the script, then of its own modules; empty for a cell.
+        has_ranks: whether the script runs as several ranks, started by torchrun.
         environment: the machine.
         history: one record of each kept cell, the best one's last; empty before the first measurement.
         seen: records of cells that were measured for their experiments only.
@@ -68,7 +69,13 @@ class Situation:
     goal: str = "time"
     memory_bytes: int | None = None
     changes_batch: bool = False
-    source: str = ""
+    texts: tuple[str, ...] = ()
+    has_ranks: bool = False
+
+    @cached_property
+    def source(self) -> str:
+        """All texts of the script as one."""
+        return "\n".join(self.texts)
 
     @property
     def config(self) -> RunConfig:
@@ -220,16 +227,19 @@ class ScriptChange:
         what: the change in words: "TF32 in matrix products".
         unfit: returns why it does not apply to a script, or None.
         environment: variables of the script's process.
-        hook: changes PyTorch in the script's process, right after its import; None if the variables are enough, or if
-            only a patch expresses the change: then a trial runs the patched text, which is written to no file.
-        patch: returns the text of a script with the change written into it; None if it does not find the place.
+        hook: changes PyTorch in the script's process, right after its import; it returns a function that tells whether
+            it changed anything so far, or None if it always does. No hook if the variables are enough, or if only a
+            patch expresses the change: then a trial runs the patched text, which is written to no file.
+        patch: returns the text of a file with the change written into it; None if it does not find the place.
+        in_script_alone: whether the patch belongs into the script, and into none of its modules.
     """
 
     what: str
     unfit: Callable[[Situation], NotHere | None]
     environment: Mapping[str, str] = field(default_factory=dict)
-    hook: Callable[[], object] | None = None
+    hook: Callable[[], Callable[[], bool] | None] | None = None
     patch: Callable[[str], str | None] | None = None
+    in_script_alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -247,6 +257,7 @@ class Lever:
         cost: how many processes a trial of it is worth; it only orders options, by their gain per cost.
         frees_host: whether it ends the device's wait for launches, which hides what other options gain.
         experiment: name of the experiment that predicts its options; it needs a step that the host launches.
+        saves_memory: whether it may reduce the peak memory of a script.
     """
 
     numbers: str
@@ -258,6 +269,7 @@ class Lever:
     cost: float = 1.0
     frees_host: bool = False
     experiment: str = ""
+    saves_memory: bool = False
 
 
 @dataclass(frozen=True)
@@ -370,6 +382,8 @@ def _of_script(situation: Situation, name: str, lever: Lever) -> Iterator[Propos
         return
     if lever.script is None:
         yield name, "it cannot be applied to a script from outside"
+    elif situation.goal == "memory" and not lever.saves_memory:
+        yield name, "it does not reduce the peak memory of a script"
     elif reason := lever.script.unfit(situation):
         yield name, reason
     else:

@@ -6,30 +6,36 @@ folder.
 
 from __future__ import annotations
 
-import difflib
+import ast
+import json
 import os
+import re
 import shutil
-import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cs_systems.advise import numerics
 from cs_systems.advise.budget import Budgeted
+from cs_systems.advise.in_script import UNUSED
 from cs_systems.advise.lever import Cell, Lever, ScriptPlan
 from cs_systems.advise.numerics import Check
+from cs_systems.advise.sources import SKIPPED, Source
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core.printable import plain
 from cs_systems.core.units import human
+from cs_systems.measure.runtime.program import end
 from cs_systems.record import RunRecord, read_records, records_path
 
 SEEDS = 3  # number of runs of the start; the spread of their losses is how much a lever may change them
 MOST_COPIED_BYTES = 200 << 20  # largest folder that is copied to try a patch
-NOT_COPIED = (".git", ".venv", "venv", "node_modules", "__pycache__", "runs", "wandb")
+LINKED_BYTES = 10 << 20  # size from which a file, such as data, is linked instead of copied
+ERROR = re.compile(r"(?:\[rank\d+\]: *)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*)")
+OF_LAUNCHER = "ChildFailedError"  # says only that a rank failed
 
 
 @dataclass
@@ -38,6 +44,7 @@ class ScriptBench(Budgeted):
 
     Attributes:
         words: the script with its arguments.
+        sources: the text of the script, then of its own modules.
         levers: all levers, by name.
         folder: the folder of the search.
         command: returns the command that runs words in a process that records them, given the recorder's options.
@@ -53,6 +60,7 @@ class ScriptBench(Budgeted):
     options: Mapping[str, Any]
     budget_s: float = 900.0
     clock: Callable[[], float] = time.monotonic
+    sources: Sequence[Source] = ()
     copy: Path | None = None
     first_s = 20.0
 
@@ -67,7 +75,9 @@ class ScriptBench(Budgeted):
         began_s = self.clock()
         error = self._run(cell, folder)
         self.took(self.clock() - began_s)
-        return _recorded(folder) or _failed(error or _last_line(folder / "log.txt"))
+        if (unused := folder / UNUSED).exists():
+            return _failed(f"{' and '.join(json.loads(unused.read_text()))} found nothing to change in this run")
+        return _recorded(folder) or _failed(error or _error_line(folder / "log.txt"))
 
     def check(self, cell: Cell) -> Check:
         """Compare the losses of the recorded steps with the start's; the limit is the start's spread over seeds."""
@@ -79,14 +89,18 @@ class ScriptBench(Budgeted):
         """Run the script up to its last recorded step; return why it was ended earlier, or None."""
         names = () if plan.is_patched else plan.levers
         options = {**self.options, "out": str(folder.absolute()), "levers": list(names), "seed": plan.seed}
+        options["files"] = [str(each.path) for each in self.sources[1:]]
+        words, environment = [*self.words], os.environ | {"PYTHONDONTWRITEBYTECODE": "1"} | self.environment(plan)
         where = self.copy if plan.is_patched else None
+        if where is not None:
+            words[0], environment["PYTHONPATH"] = _below_here(Path(words[0])), _paths(where)
         log = (folder / "log.txt").open("wb")
         with (
             log,
             subprocess.Popen(
-                self.command(options, [*self.words]),
+                self.command(options, words),
                 cwd=where,
-                env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"} | self.environment(plan),
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -98,8 +112,7 @@ class ScriptBench(Budgeted):
             except subprocess.TimeoutExpired:
                 return "it took longer than a trial may; give a longer --budget"
             finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # kills processes that the script left running
+                end(process)
         return None
 
     def environment(self, plan: ScriptPlan) -> dict[str, str]:
@@ -107,45 +120,46 @@ class ScriptBench(Budgeted):
         scripts = [script for name in plan.levers if (script := self.levers[name].script) is not None]
         return {name: value for script in scripts for name, value in script.environment.items()}
 
-    def patched(self, plan: ScriptPlan, source: str) -> tuple[str, list[str]]:
-        """Return the script's text with the plan's levers written into it, and the levers that no edit can express."""
-        missing = []
+    def patched(self, plan: ScriptPlan) -> tuple[dict[Path, str], list[str]]:
+        """Return the changed texts with the plan's levers, by file, and the levers that no edit can express."""
+        texts, missing = {each.path: each.text for each in self.sources}, []
         for name in plan.levers:
             script = self.levers[name].script
             assert script is not None
-            edited = script.patch(source) if script.patch else None
-            if edited is not None:
-                source = edited
-            elif not script.environment:
+            files = [*texts][:1] if script.in_script_alone else [*texts]
+            edited = {file: text for file in files if script.patch and (text := _valid(script.patch(texts[file])))}
+            texts |= edited
+            if not edited and not script.environment:
                 missing.append(name)
-        return source, missing
+        return {each.path: texts[each.path] for each in self.sources if texts[each.path] != each.text}, missing
 
-    def copied(self, script: Path, text: str, to: Path) -> None:
-        """Copy the current folder, with `text` as the script. Raises ConfigError if the folder is too large."""
-        here = Path.cwd()
-        if not script.resolve().is_relative_to(here):
-            raise ConfigError(f"{script} is outside the current folder; run the command in the folder of the script")
-        size = sum(file.stat().st_size for file in _files(here))
+    def copied(self, texts: Mapping[Path, str], to: Path) -> None:
+        """Copy the current folder, with these texts as files. Raises ConfigError if the folder is too large.
+
+        Large files and links are linked.
+        """
+        here = Path.cwd().resolve()
+        if outside := [file for file in texts if not file.is_relative_to(here)]:
+            raise ConfigError(f"{outside[0]} is outside the current folder; run the command in a folder above it")
+        files = {file: file.is_symlink() or file.stat().st_size >= LINKED_BYTES for file in _files(here)}
+        size = sum(file.stat().st_size for file, is_linked in files.items() if not is_linked)
         if size > MOST_COPIED_BYTES:
             limit = human(MOST_COPIED_BYTES, "bytes")
             raise ConfigError(
                 f"--apply-patch copies the current folder, which has {human(size, 'bytes')}, more than {limit}; "
                 "run the command in the folder of the script, or apply the diff yourself"
             )
-        for file in _files(here):
+        for file, is_linked in files.items():
             target = to / file.relative_to(here)
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(file, target)
-        (to / script.resolve().relative_to(here)).write_text(text)
+            if is_linked and file not in texts:
+                target.symlink_to(file.resolve())
+            else:
+                shutil.copy2(file, target)
+        for file, text in texts.items():
+            with (to / file.relative_to(here)).open("w", encoding="utf-8", newline="") as stream:
+                stream.write(text)
         self.copy = to
-
-
-def diff(name: str, before: str, after: str) -> str:
-    """Return the unified diff of a script, in the form that `git apply` and `patch -p1` read."""
-    lines = difflib.unified_diff(
-        before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{name}", f"b/{name}"
-    )
-    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
 def git_status() -> str | None:
@@ -158,11 +172,41 @@ def git_status() -> str | None:
 
 
 def _files(folder: Path) -> list[Path]:
+    """Return the files below a folder, and the links to files and folders."""
     found = []
     for root, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name not in NOT_COPIED]
-        found += [file for name in names if (file := Path(root, name)).is_file() and not file.is_symlink()]
+        links = [name for name in folders if Path(root, name).is_symlink()]
+        folders[:] = [name for name in folders if name not in SKIPPED and name not in links]
+        found += [file for name in (*names, *links) if (file := Path(root, name)).is_file() or file.is_dir()]
     return found
+
+
+def _valid(text: str | None) -> str | None:
+    """Return an edited text if it is still Python."""
+    try:
+        ast.parse(text or "")
+    except (SyntaxError, ValueError):
+        return None
+    return text
+
+
+def _below_here(path: Path) -> str:
+    """Return a path relative to the current folder, which names the copy's file in a copy of it."""
+    return path.resolve().relative_to(Path.cwd().resolve()).as_posix()
+
+
+def _paths(copy: Path) -> str:
+    """Return a PYTHONPATH with which modules of the current folder are imported from its copy."""
+    here = Path.cwd().resolve()
+    paths = [Path(each).resolve() for each in sys.path[1:] if each]
+    mine = [str(copy / path.relative_to(here)) for path in paths if _is_copied(path, here)]
+    theirs = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+    others = [each for each in theirs if not _is_copied(Path(each).resolve(), here)]
+    return os.pathsep.join([*mine, *others])
+
+
+def _is_copied(path: Path, here: Path) -> bool:
+    return path.is_relative_to(here) and not SKIPPED & {*path.relative_to(here).parts}
 
 
 def _name(plan: ScriptPlan, number: int) -> str:
@@ -182,6 +226,8 @@ def _failed(reason: str) -> RunRecord:
     return RunRecord("", RunConfig().to_dict(), "error", reason=reason)
 
 
-def _last_line(log: Path) -> str:
+def _error_line(log: Path) -> str:
+    """Return the last error in a log, else its last line."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return plain(lines[-1])[:200] if lines else "it ended and printed nothing"
+    found = [match[1] for line in lines if (match := ERROR.match(line)) and OF_LAUNCHER not in line]
+    return plain((found or lines or ["it ended and printed nothing"])[-1])[:200]

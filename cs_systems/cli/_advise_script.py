@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import tempfile
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import ConfigError
 from cs_systems.core.printable import command_line, plain, visible
@@ -24,6 +25,8 @@ class Asked:
     """Options of the command that apply to a script."""
 
     words: tuple[str, ...]
+    goal: str
+    memory_bytes: int | None
     levers: tuple[str, ...]
     warmup: int
     steps: int
@@ -38,34 +41,47 @@ def searched(asked: Asked) -> int:
     """Run the search; return 0, or 3 if the script cannot be measured as it is."""
     from cs_systems.advise import cells
     from cs_systems.advise.lever import ScriptPlan, Situation, all_levers
+    from cs_systems.advise.ranks import split
     from cs_systems.advise.scripts import ScriptBench, git_status
     from cs_systems.advise.search import Search, Unmeasurable
+    from cs_systems.advise.sources import sources
     from cs_systems.cli._advice import announce, say
     from cs_systems.cli._output import Interrupted
     from cs_systems.cli._sweep import EXIT_NOTHING
     from cs_systems.cli.run import titles
-    from cs_systems.measure.runtime.program import script_command
 
-    script, source = _script(asked.words)
+    launcher, words = split(asked.words)
+    script = _script(words)
+    files = sources(script)
     every = all_levers()
     chosen = {name: lever for name, lever in every.items() if lever.script and name in (asked.levers or every)}
-    situation = Situation(ScriptPlan(), cells.machine("auto"), source=source)
+    machine = cells.machine("auto")
+    if asked.goal == "memory" and machine.device == "cpu":
+        raise ConfigError("--goal memory requires a GPU, because the memory of a CPU's step is not measured")
+    situation = Situation(
+        ScriptPlan(),
+        machine,
+        goal=asked.goal,
+        memory_bytes=asked.memory_bytes,
+        texts=tuple(each.text for each in files),
+        has_ranks=bool(launcher),
+    )
     announce(situation, chosen, asked.budget, command_line(*asked.words))
     if asked.dry_run:
         return 0
     before = git_status()
     folder = asked.out or Path(tempfile.mkdtemp(prefix=f"cs-systems-advise-{script.stem}-"))
-    recorder = {"name": titles(asked.words)[1], "stop": True, "profile": "none"}
+    recorder = {"name": titles(words)[1], "stop": True, "profile": "none"}
     options = recorder | {"warmup": asked.warmup, "steps": asked.steps}
-    bench = ScriptBench(asked.words, every, folder, script_command, options, asked.budget_s)
+    bench = ScriptBench(words, every, folder, partial(_command, launcher), options, asked.budget_s, sources=files)
     search = Search(situation, chosen, bench, say)
     try:
         search.run()
-        _deliver(search, bench, folder, script, source)
+        _deliver(search, bench, folder, asked.words)
         if asked.apply_patch:
-            _try_patch(search, bench, script, source)
+            _try_patch(search, bench)
     except KeyboardInterrupt:
-        _deliver(search, bench, folder, script, source)
+        _deliver(search, bench, folder, asked.words)
         raise Interrupted(folder) from None
     except Unmeasurable as reason:
         say(f"the script cannot be measured as it is: {reason}")
@@ -76,8 +92,17 @@ def searched(asked: Asked) -> int:
     return 0
 
 
-def _script(words: Sequence[str]) -> tuple[Path, str]:
-    """Return the script's file and text. Raises ConfigError."""
+def _command(launcher: Sequence[str], options: Mapping[str, Any], words: Sequence[str]) -> list[str]:
+    """Return the command that records a script, once or as the ranks of a launcher."""
+    from cs_systems.measure.runtime.program import script_command
+
+    command = script_command(options, words)
+    return [*launcher, *command[1:]] if launcher else command
+
+
+def _script(words: Sequence[str]) -> Path:
+    """Return the script's file. Raises ConfigError unless it can be edited."""
+    from cs_systems.advise.sources import read
     from cs_systems.cli.run import check_script
 
     check_script(words)
@@ -85,17 +110,17 @@ def _script(words: Sequence[str]) -> tuple[Path, str]:
         raise ConfigError("advise takes a script, not a module, because it prints a diff; name its file")
     script = Path(words[0])
     try:
-        source = script.read_text()
-        compile(source, str(script), "exec")
+        compile(read(script), str(script), "exec")
     except (UnicodeDecodeError, SyntaxError, ValueError) as error:
         raise ConfigError(f"{script} cannot be read as Python: {error}; correct it") from None
-    return script, source
+    return script
 
 
-def _deliver(search: Search, bench: ScriptBench, folder: Path, script: Path, source: str) -> None:
+def _deliver(search: Search, bench: ScriptBench, folder: Path, words: Sequence[str]) -> None:
     """Print the answer, then how to apply it: environment variables, the diff, and lines to write by hand."""
     from cs_systems.advise.lever import ScriptPlan
-    from cs_systems.advise.scripts import diff
+    from cs_systems.advise.ranks import is_launcher
+    from cs_systems.advise.sources import diff, shown_name
     from cs_systems.cli._advice import print_answer, print_report
     from cs_systems.cli._output import terminal_width
     from cs_systems.report.advice import FILE
@@ -104,8 +129,9 @@ def _deliver(search: Search, bench: ScriptBench, folder: Path, script: Path, sou
 
     answer, best = search.answer(), search.best
     assert isinstance(best, ScriptPlan)
-    text, missing = bench.patched(best, source)
-    patch = diff(script.as_posix(), source, text)
+    texts, missing = bench.patched(best)
+    before = {each.path: each.text for each in bench.sources}
+    patch = "".join(diff(shown_name(file), before[file], text) for file, text in texts.items())
     data = answer.to_dict() | {"diff": patch, "environment": bench.environment(best)}
     write_file(folder / FILE, json.dumps(data, indent=1).encode())
     print_answer(answer)
@@ -113,8 +139,9 @@ def _deliver(search: Search, bench: ScriptBench, folder: Path, script: Path, sou
     for sentence in left(answer):
         print(textwrap.fill(f"left for you: {plain(sentence)}", width, subsequent_indent="  ", break_on_hyphens=False))
     if variables := bench.environment(best):
-        words = [f"{name}={value}" for name, value in variables.items()]
-        print(visible(f"run it with: {command_line(*words)} {command_line('python', *bench.words)}"))
+        assigned = [f"{name}={value}" for name, value in variables.items()]
+        command = words if is_launcher(words) else ("python", *words)
+        print(visible(f"run it with: {command_line(*assigned)} {command_line(*command)}"))
     for name in missing:
         line = f"write by hand, because the place was not found: {bench.levers[name].lines}"
         print(textwrap.fill(plain(line), width, subsequent_indent="  ", break_on_hyphens=False))
@@ -136,7 +163,7 @@ def left(answer: Answer) -> list[str]:
     return [one.sentence for one in diagnose(answer.history[-1:]).diagnoses if one.code not in codes]
 
 
-def _try_patch(search: Search, bench: ScriptBench, script: Path, source: str) -> None:
+def _try_patch(search: Search, bench: ScriptBench) -> None:
     """Measure the script with the diff applied, in a copy of the folder, compared with the unchanged script."""
     from cs_systems.advise.answer import in_words
     from cs_systems.advise.lever import ScriptPlan
@@ -144,12 +171,12 @@ def _try_patch(search: Search, bench: ScriptBench, script: Path, source: str) ->
 
     best = search.best
     assert isinstance(best, ScriptPlan)
-    text, _ = bench.patched(best, source)
-    if text == source:
+    texts, _ = bench.patched(best)
+    if not texts:
         print("\nthere is no diff to try")
         return
     with tempfile.TemporaryDirectory(prefix="cs-systems-patched-") as copy:
-        bench.copied(script, text, Path(copy))
+        bench.copied(texts, Path(copy))
         say("trying the diff in a copy of the folder")
         found = search.compared_with_start(replace(best, is_patched=True))
     if found is None:

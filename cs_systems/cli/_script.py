@@ -75,7 +75,8 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
     """Run the script with the recorder's options, and leave its records."""
     _restore_streams(options.pop("streams", ()))
     handover = options.pop("handover", None)
-    levers, seed = options.pop("levers", ()), options.pop("seed", 0)  # set by a trial of advise
+    levers, seed, files = (options.pop(name, ()) for name in ("levers", "seed", "files"))  # set by a trial of advise
+    told: dict[str, Callable[[], bool]] = {}
     recorders: list[Any] = []
     children = Children()
 
@@ -85,7 +86,7 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
         if levers or seed:
             from cs_systems.advise import in_script
 
-            in_script.apply(levers, seed)
+            told.update(in_script.apply(levers, seed or 0))
         children.watch()
         recorders.append(ScriptRecorder(**options, waits_for_nsys=handover is not None))
 
@@ -101,6 +102,10 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
         if is_left or os.getpid() != process:
             return
         is_left = True
+        if told and not status and is_first_rank():
+            from cs_systems.advise import in_script
+
+            in_script.leave_unused(told, Path(options["out"]))
         state = random.getstate()  # importing the report's modules uses random numbers
         for recorder in recorders:
             recorder.close(error)
@@ -122,7 +127,7 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
     failed: BaseException | None = None
     status = 0
     try:
-        _become(argv, levers)
+        _become(argv, levers, files)
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
         raise
@@ -156,8 +161,11 @@ def _watch_ends(leave: Callable[..., None], leave_line: Callable[[], None]) -> N
         before(os, name, ends)
 
 
-def _become(argv: list[str], levers: Sequence[str] = ()) -> None:
-    """Run the script, or the module named after -m, as Python would; `levers` may change the text that runs."""
+def _become(argv: list[str], levers: Sequence[str] = (), files: Sequence[str] = ()) -> None:
+    """Run the script, or the module named after -m, as Python would.
+
+    `levers` may change the text that runs, also of `files`, the modules of the script.
+    """
     if argv[0] == "-m":
         sys.argv = argv[1:]
         runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
@@ -169,8 +177,10 @@ def _become(argv: list[str], levers: Sequence[str] = ()) -> None:
     module.__dict__.update(__file__=file, __builtins__=__builtins__, __cached__=None)
     if levers:
         from cs_systems.advise import in_script
+        from cs_systems.advise.sources import read
 
-        code = in_script.compiled(levers, Path(file).read_text(), file)
+        in_script.edit_modules(levers, files)
+        code = in_script.compiled(levers, read(Path(file)), file)
     else:
         code = compile(Path(file).read_bytes(), file, "exec")
     sys.modules["__main__"] = module

@@ -101,7 +101,9 @@ def run(args: Advise) -> int:
         _check_script_options(args)
         cell = args.steps.base()
         steps = cell.warmup, cell.steps
-        asked = Asked(args.script, args.levers, *steps, args.budget, budget_s, args.out, args.dry_run, args.apply_patch)
+        limit_bytes = parse_bytes(args.memory, "--memory") if args.memory else None
+        what = args.script, args.goal, limit_bytes, args.levers
+        asked = Asked(*what, *steps, args.budget, budget_s, args.out, args.dry_run, args.apply_patch)
         return searched(asked)
     refuse(["apply_patch"] * args.apply_patch, "--apply-patch requires a script after --")
     start = _start(args)
@@ -116,7 +118,7 @@ def _check_script_options(args: Advise) -> None:
     defaults = Advise()
     of_steps = [name for name in given(args.steps, defaults.steps) if name not in OF_SCRIPTS]
     refuse([*given(args.cells), *given(args.step), *of_steps], "the script decides what is trained, and where")
-    others = ("goal", "keep", "memory", "change_batch", "fresh", "record_host")
+    others = ("keep", "change_batch", "fresh", "record_host")
     refuse([name for name in others if getattr(args, name) != getattr(defaults, name)], "a script has no such option")
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,7 +15,9 @@ from cs_systems.advise import edits, in_script
 from cs_systems.advise.answer import Answer, row_of
 from cs_systems.advise.lever import ScriptPlan, Situation, all_levers, proposals
 from cs_systems.advise.levers.data_loader import WORKERS
-from cs_systems.advise.scripts import ScriptBench, diff
+from cs_systems.advise.ranks import split
+from cs_systems.advise.scripts import ScriptBench
+from cs_systems.advise.sources import Source, diff, shown_name, sources
 from cs_systems.analysis.diagnosis import Answer as DiagnosisAnswer
 from cs_systems.analysis.diagnosis import Diagnosis
 from cs_systems.cli import main
@@ -51,13 +54,15 @@ print("trained to the end")
 
 
 def bench(tmp_path: Path) -> ScriptBench:
-    return ScriptBench(["train.py"], all_levers(), tmp_path, lambda options, words: [], {})
+    files = (Source(Path("train.py"), SCRIPT),)
+    return ScriptBench(["train.py"], all_levers(), tmp_path, lambda options, words: [], {}, sources=files)
 
 
 def test_every_edit_gives_a_script_that_compiles_and_has_the_change(tmp_path: Path) -> None:
-    applying = (one for one in proposals(Situation(ScriptPlan(), GPU, source=SCRIPT), all_levers()))
+    applying = (one for one in proposals(Situation(ScriptPlan(), GPU, texts=(SCRIPT,)), all_levers()))
     names = tuple(one.lever for one in applying if not isinstance(one, tuple))
-    text, missing = bench(tmp_path).patched(ScriptPlan(names), SCRIPT)
+    texts, missing = bench(tmp_path).patched(ScriptPlan(names))
+    (text,) = texts.values()
     ast.parse(text)
     assert missing == []
     for line in (
@@ -118,10 +123,12 @@ def test_command_after_a_trace_names_its_cell_or_its_script() -> None:
 
 @pytest.mark.parametrize("environment", [GPU, CPU], ids=["gpu", "cpu"])
 def test_levers_of_a_script_apply_or_have_a_reason(environment: object) -> None:
-    situation = Situation(ScriptPlan(), environment, source=SCRIPT)  # type: ignore[arg-type]
+    situation = Situation(ScriptPlan(), environment, texts=(SCRIPT,))  # type: ignore[arg-type]
     found = [*proposals(situation, all_levers())]
     reasons = {one[0]: one[1] for one in found if isinstance(one, tuple)}
     applying = {one.lever for one in found if not isinstance(one, tuple)}
+    other = Situation(ScriptPlan(), environment, texts=(SCRIPT, "import re\nre.compile('x')\n"))  # type: ignore[arg-type]
+    assert "compile" in {one.lever for one in proposals(other, all_levers()) if not isinstance(one, tuple)}
     assert {"fused_optimizer", "data_loader", "compile", "zero_grad", "garbage_collection"} <= applying
     assert reasons["channels_last"] == "the script names no model of images"
     assert ("tf32" in applying) == (environment is GPU)
@@ -204,6 +211,101 @@ def test_patches_keep_what_shares_a_line_and_the_script_s_own_names() -> None:
         "import torch\nclass T:\n\t@torch.no_grad()\n\tdef test(self): ...\n"
     )
     assert evaluation("import torch as th\ndef test(): ...\n") is None
+    called = "import torch\ndef test(m):\n    m(1)\nwith torch.no_grad():\n    test(m)\n"
+    assert evaluation(called) is None
+    assert evaluation(called + "test(m)\n") is not None
+    assert evaluation("import torch\ndef load(m):\n    m.eval()\ndef eval_text(x):\n    return eval(x)\n") is None
+
+
+def test_keywords_are_added_before_a_comment_and_with_the_line_ends_of_the_file() -> None:
+    edit = edits.in_calls(("AdamW",), {"fused": "True"})
+    assert edit("o = AdamW(\n    p,\n    lr=1,  # rate\n)\n") == "o = AdamW(\n    p,\n    lr=1, fused=True  # rate\n)\n"
+    assert edit("o = AdamW(\n    p  # all\n)\n") == "o = AdamW(\n    p, fused=True  # all\n)\n"
+    assert edits.after_imports("x = 1")("import gc\r\ny = 2\r\n") == "import gc\r\n\r\nx = 1\r\ny = 2\r\n"
+
+
+def test_search_reads_the_own_modules_of_a_script_and_patches_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = {
+        "project/train.py": "import torch\nfrom parts import model\nfrom parts.data import load\nimport lib\n",
+        "project/parts/__init__.py": "",
+        "project/parts/model.py": "import torch\n\ndef make(p):\n    return torch.optim.AdamW(p)\r\n",
+        "project/parts/data.py": "from . import text\n\ndef evaluate(model):\n    return model(1)\n",
+        "project/parts/text.py": "import torch\n\ndef evaluate(model):\n    return model(1)\n",
+        "project/parts/unused.py": "",
+        "lib.py": "optimizer = AdamW(p)\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(text.encode())
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    monkeypatch.chdir(tmp_path / "project")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = sources(Path("train.py"))
+    assert [each.path.name for each in found] == ["train.py", "__init__.py", "model.py", "data.py", "text.py"]
+    made = ScriptBench(["train.py"], all_levers(), tmp_path, lambda options, words: [], {}, sources=found)
+    plan = ScriptPlan(("garbage_collection", "fused_optimizer", "evaluation_without_gradients"))
+    changed, missing = made.patched(plan)
+    assert ([file.name for file in changed], missing) == (["train.py", "model.py", "text.py"], [])
+    texts_before = {each.path: each.text for each in found}
+    patch = "".join(diff(shown_name(file), texts_before[file], text) for file, text in changed.items())
+    subprocess.run(["git", "apply", "-"], input=patch.encode(), check=True)  # below the repository's top
+    assert {file.read_bytes().decode() for file in changed} == {*changed.values()}
+
+
+MODULE = "import torch\n\ndef evaluate():\n    return torch.is_grad_enabled()\n"
+
+
+def test_text_of_a_module_is_changed_where_no_hook_applies_the_lever(tmp_path: Path) -> None:
+    (tmp_path / "checks.py").write_text(MODULE)
+    program = (
+        "from cs_systems.advise import in_script\n"
+        f"in_script.edit_modules(['evaluation_without_gradients'], [{str(tmp_path / 'checks.py')!r}])\n"
+        "import checks\nassert not checks.evaluate()\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | {"PYTHONPATH": path})
+
+
+def test_ranks_are_started_by_the_launcher_that_is_given() -> None:
+    launcher, words = split(["torchrun", "--nproc-per-node", "2", "train.py", "--lr", "1"])
+    assert launcher == [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    assert words == ["train.py", "--lr", "1"]
+    assert split(["python3", "-m", "torch.distributed.run", "--standalone", "train.py"])[0][3:] == ["--standalone"]
+    assert split(["train.py", "torchrun"]) == ([], ["train.py", "torchrun"])
+
+
+RANKED = """from torch.nn.parallel import DistributedDataParallel as DDP
+model = DDP(
+    net,
+    find_unused_parameters=True,  # as before
+)
+"""
+
+
+def test_levers_of_ranks_change_the_options_of_the_wrapper() -> None:
+    names = ("bucket_size", "gradient_views", "searched_parameters", "static_graph")
+    situation = Situation(ScriptPlan(), CPU, texts=(RANKED,), has_ranks=True)
+    assert {*names} <= {one.lever for one in proposals(situation, all_levers()) if not isinstance(one, tuple)}
+    files = (Source(Path("train.py"), RANKED),)
+    made = ScriptBench(["train.py"], all_levers(), Path(), lambda options, words: [], {}, sources=files)
+    (text,) = made.patched(ScriptPlan(names))[0].values()
+    added = (
+        "find_unused_parameters=False, bucket_cap_mb=100, gradient_as_bucket_view=True, static_graph=True  # as before"
+    )
+    assert text == RANKED.replace("find_unused_parameters=True,  # as before", added)
+    alone = [*proposals(replace(situation, has_ranks=False), all_levers())]
+    assert {one[1] for one in alone if isinstance(one, tuple) and one[0] in names} == {"the script runs as one process"}
+    averaged = replace(situation, texts=(RANKED + "model.no_sync()\n",))
+    (reason,) = [one[1] for one in proposals(averaged, all_levers()) if isinstance(one, tuple) and one[0] == names[3]]
+    assert reason == "the script leaves out the average in some passes, so that the graph is not the same"
+
+
+def test_memory_is_reduced_by_few_levers_of_a_script() -> None:
+    situation = Situation(ScriptPlan(), GPU, texts=(SCRIPT,), goal="memory")
+    applying = {one.lever for one in proposals(situation, all_levers()) if not isinstance(one, tuple)}
+    assert applying == {"bf16", "compile", "fused_optimizer", "zero_grad"}
 
 
 def test_lines_of_an_edited_script_keep_their_numbers() -> None:
@@ -222,13 +324,14 @@ def test_lines_of_an_edited_script_keep_their_numbers() -> None:
         ("called_collections", "gc.freeze()", "the script calls no gc.collect()"),
         ("checkpointing", "", "the script recomputes nothing"),
         ("data_loader", "DataLoader(data, num_workers=4)", "the script sets num_workers itself"),
+        ("compile", "from torch import compile as c\nmodel = c(model)", "the script calls torch.compile itself"),
         ("dynamic_shapes", "re.compile('x')", "the script compiles no model"),
         ("evaluation_without_gradients", "import torch", "no function evaluates with gradients"),
         ("threads", "torch.set_num_threads(8)", "the number of threads is set already"),
     ],
 )
 def test_lever_that_has_nothing_to_change_says_so(name: str, source: str, reason: str) -> None:
-    situation = Situation(ScriptPlan(), CPU, source=source)
+    situation = Situation(ScriptPlan(), CPU, texts=(source,))
     assert dict(one for one in proposals(situation, all_levers()) if isinstance(one, tuple))[name] == reason
 
 
@@ -289,7 +392,7 @@ def test_a_process_records_the_script_with_a_lever_and_leaves_its_folder_as_it_w
     assert made.measure(ScriptPlan(("zero_grad",)), 0).key == record.key  # read again, not measured
     assert [file.name for file in folder.iterdir()] == ["train.py"]
     copy = tmp_path / "copy"
-    made.copied(Path("train.py"), SCRIPT.replace("lr=1e-3", "lr=1e-2"), copy)
+    made.copied({folder / "train.py": SCRIPT.replace("lr=1e-3", "lr=1e-2")}, copy)
     assert "lr=1e-2" in (copy / "train.py").read_text()
     assert (folder / "train.py").read_text() == SCRIPT
 
@@ -332,7 +435,11 @@ def test_search_of_a_script_leaves_its_folder_as_it_was(
     ("words", "message"),
     [
         (["--size", "tiny", "--", "train.py"], "the script decides what is trained, and where; leave out --size"),
-        (["--goal", "memory", "--", "train.py"], "a script has no such option; leave out --goal"),
+        (["--keep", "strict", "--", "train.py"], "a script has no such option; leave out --keep"),
+        (["--goal", "memory", "--", "train.py"], "--goal memory requires a GPU"),
+        (["--", "torchrun", "--nnodes=2", "train.py"], "--nnodes is 2, and advise starts ranks on one machine"),
+        (["--", "torchrun", "-m", "train"], "torchrun is given no file of a script"),
+        (["--", "srun", "train.py"], "advise starts ranks with torchrun, not with srun; write cs-systems advise --"),
         (["--", "-m", "json"], "advise takes a script, not a module"),
         (["--", "missing.py"], "script 'missing.py' does not exist"),
         (["--", "broken.py"], "broken.py cannot be read as Python"),

@@ -8,8 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 
-def at_optimizer(change: Callable[[Any], object]) -> None:
-    """Call `change` with each model of every optimizer that the script makes from now on, once per model."""
+def at_optimizer(change: Callable[[Any], object]) -> Callable[[], bool]:
+    """Call `change` with each model of every optimizer that the script makes from now on, once per model.
+
+    Returns the function that tells whether there was any.
+    """
     from torch.optim import Optimizer
 
     made, changed = Optimizer.__init__, set[int]()
@@ -23,6 +26,7 @@ def at_optimizer(change: Callable[[Any], object]) -> None:
                 change(model)
 
     Optimizer.__init__ = followed  # type: ignore[method-assign]
+    return lambda: bool(changed)
 
 
 def models_of(optimizer: Any) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cs_systems.advise.edits import before_optimizer
@@ -48,7 +48,7 @@ def unfit(situation: Situation) -> str | None:
     return _lacks_bf16(situation)
 
 
-def hook() -> None:
+def hook() -> Callable[[], bool]:
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -56,7 +56,7 @@ def hook() -> None:
     def cast(model: torch.nn.Module) -> None:
         model.forward = torch.autocast(device, torch.bfloat16)(model.forward)
 
-    at_optimizer(cast)
+    return at_optimizer(cast)
 
 
 LINE = "{model}.forward = torch.autocast(next({model}.parameters()).device.type, torch.bfloat16)({model}.forward)"
@@ -67,4 +67,5 @@ LEVER = Lever(
     0.4,
     ScriptChange("autocast to bf16 around the model", unfit, hook=hook, patch=before_optimizer(LINE)),
     remedies=("unused-tensor-cores", "slow-products"),
+    saves_memory=True,
 )

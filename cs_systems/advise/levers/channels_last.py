@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 from cs_systems.advise.edits import before_optimizer
@@ -14,17 +16,17 @@ LINE = "{model}.to(memory_format=torch.channels_last)"
 def unfit(situation: Situation) -> str | None:
     if "channels_last" in situation.source:
         return "the script sets it itself"
-    has_images = any(word in situation.source for word in ("Conv2d", "resnet", "torchvision", "timm"))
+    has_images = re.search(r"\bConv(Transpose)?2d\b|resnet|\btorchvision\b|\btimm\b", situation.source)
     return None if has_images else "the script names no model of images"
 
 
-def hook() -> None:
+def hook() -> Callable[[], bool]:
     import torch
 
     def order(model: Any) -> None:
         model.to(memory_format=torch.channels_last)
 
-    at_optimizer(order)
+    return at_optimizer(order)
 
 
 LEVER = Lever(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from cs_systems.advise.edits import before_optimizer
+from cs_systems.advise.edits import all_calls, before_optimizer, calls, dotted, names_of
 from cs_systems.advise.lever import Lever, Option, ScriptChange, Situation
 from cs_systems.advise.levers._models import at_optimizer
 from cs_systems.core.fields import Subject
+
+NOT_MODELS = ("re", "regex", "py_compile")  # modules with a `compile` of their own
 
 
 def options(situation: Situation) -> Sequence[Option] | str:
@@ -23,11 +25,18 @@ def options(situation: Situation) -> Sequence[Option] | str:
 
 
 def unfit(situation: Situation) -> str | None:
-    return "the script compiles already" if "compile(" in situation.source else None
+    return "the script calls torch.compile itself" if compiles(situation.source) else None
 
 
-def hook() -> None:
-    at_optimizer(lambda model: model.compile())
+def compiles(source: str) -> bool:
+    """Return whether a script compiles a model: by torch.compile, or by the model's own method."""
+    own = names_of(source, "torch", "compile")
+    owners = (dotted(call.func).rpartition(".")[0] for call in all_calls(source, ("compile",)))
+    return calls(source, own) or any(owner and owner not in NOT_MODELS for owner in owners)
+
+
+def hook() -> Callable[[], bool]:
+    return at_optimizer(lambda model: model.compile())
 
 
 LEVER = Lever(
@@ -38,4 +47,5 @@ LEVER = Lever(
     ScriptChange("torch.compile of the model", unfit, hook=hook, patch=before_optimizer("{model}.compile()")),
     remedies=("launch-bound", "unfused-elementwise", "small-operators"),
     cost=7.0,
+    saves_memory=True,
 )

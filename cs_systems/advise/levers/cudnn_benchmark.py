@@ -25,5 +25,11 @@ LEVER = Lever(
     None,
     LINE,
     0.03,
-    ScriptChange("cuDNN's own choice of kernels", unfit, hook=hook, patch=after_imports(LINE, needs="torch")),
+    ScriptChange(
+        "cuDNN's own choice of kernels",
+        unfit,
+        hook=hook,
+        patch=after_imports(LINE, needs="torch"),
+        in_script_alone=True,
+    ),
 )

@@ -16,7 +16,7 @@ MODEL_METHODS = ("forward", "training_step", "validation_step", "test_step")
 
 
 def unfit(situation: Situation) -> str | None:
-    return None if any(_evaluations(situation.source)) else "no function evaluates with gradients"
+    return None if any(any(_evaluations(text)) for text in situation.texts) else "no function evaluates with gradients"
 
 
 def patch(source: str) -> str | None:
@@ -28,7 +28,7 @@ def patch(source: str) -> str | None:
 
 
 def _evaluations(source: str) -> Iterator[ast.FunctionDef]:
-    """Yield functions named as an evaluation, or that call .eval().
+    """Yield functions named as an evaluation, or that call .eval() and loop.
 
     Not those that train or switch gradients, themselves or in a function of the script that they call.
     """
@@ -37,12 +37,35 @@ def _evaluations(source: str) -> Iterator[ast.FunctionDef]:
     if not any(one.name == "torch" and one.asname is None for one in imports):
         return
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    uses = {function.name: _uses(function) for function in functions}
+    uses, left = {function.name: _uses(function) for function in functions}, {*MODEL_METHODS, *_guarded(tree)}
     for function in functions:
-        called = uses[function.name]
-        evaluates = "eval" in called or EVALUATES.search(function.name.lower())
-        if evaluates and function.name not in MODEL_METHODS and not _reached(function.name, uses) & TRAINS:
+        if _evaluates(function) and function.name not in left and not _reached(function.name, uses) & TRAINS:
             yield function
+
+
+def _evaluates(function: ast.FunctionDef) -> bool:
+    """Return whether a function seems to evaluate a model, and not Python's text with the function eval."""
+    parts = [*ast.walk(function)]
+    calls = [part.func for part in parts if isinstance(part, ast.Call)]
+    if any(isinstance(each, ast.Name) and each.id == "eval" for each in calls):
+        return False
+    loops = any(isinstance(part, ast.For | ast.While) for part in parts)
+    switches = any(isinstance(each, ast.Attribute) and each.attr == "eval" for each in calls)
+    return bool(EVALUATES.search(function.name.lower())) or (switches and loops)
+
+
+def _guarded(tree: ast.Module) -> set[str]:
+    """Return the names that are called inside `with torch.no_grad():` or torch.inference_mode() alone."""
+    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.With) and _switches_off(node)]
+    inside = [part for block in blocks for part in ast.walk(block) if isinstance(part, ast.Call)]
+    ids = {id(call) for call in inside}
+    others = {name_of(part) for part in ast.walk(tree) if isinstance(part, ast.Call) and id(part) not in ids}
+    return {name_of(call) for call in inside} - others
+
+
+def _switches_off(block: ast.With) -> bool:
+    items = (item.context_expr for item in block.items)
+    return any(isinstance(one, ast.Call) and name_of(one) in ("no_grad", "inference_mode") for one in items)
 
 
 def _uses(function: ast.FunctionDef) -> set[str]:
@@ -69,4 +92,5 @@ LEVER = Lever(
     0.1,
     ScriptChange("evaluations without gradients", unfit, patch=patch),
     remedies=("unused-graph", "periodic-steps", "rollouts"),
+    saves_memory=True,
 )

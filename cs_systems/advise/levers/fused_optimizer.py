@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cs_systems.advise.edits import calls, in_calls
@@ -35,21 +35,24 @@ def unfit(situation: Situation) -> str | None:
     return None if calls(situation.source, FUSED) else f"the script makes no {', '.join(FUSED)}"
 
 
-def hook() -> None:
+def hook() -> Callable[[], bool]:
     import torch
 
+    fused: list[str] = []
     for name in FUSED:
-        _fuse(getattr(torch.optim, name))
+        _fuse(getattr(torch.optim, name), fused)
+    return lambda: bool(fused)
 
 
-def _fuse(cls: Any) -> None:
-    """Make fused=True the default of torch's optimizers, unless another form of the update is requested."""
+def _fuse(cls: Any, changed: list[str]) -> None:
+    """Make fused=True the default of an optimizer of torch, unless another form of the update is requested."""
     made = cls.__init__
 
     @functools.wraps(made)
     def fused(self: Any, *args: Any, **kwargs: Any) -> None:
         if not {"fused", *OTHERS} & kwargs.keys():
             kwargs["fused"] = True
+            changed.append(cls.__name__)
         made(self, *args, **kwargs)
 
     cls.__init__ = fused
@@ -62,4 +65,5 @@ LEVER = Lever(
     0.1,
     ScriptChange("fused=True for the optimizer", unfit, hook=hook, patch=in_calls(FUSED, {"fused": "True"}, OTHERS)),
     remedies=("unfused-optimizer", "foreach-temporaries"),
+    saves_memory=True,
 )

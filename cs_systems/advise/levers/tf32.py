@@ -41,6 +41,8 @@ LEVER = Lever(
     options,
     LINE,
     0.3,
-    ScriptChange("TF32 in matrix products", unfit, hook=hook, patch=after_imports(LINE, needs="torch")),
+    ScriptChange(
+        "TF32 in matrix products", unfit, hook=hook, patch=after_imports(LINE, needs="torch"), in_script_alone=True
+    ),
     remedies=("unused-tensor-cores",),
 )

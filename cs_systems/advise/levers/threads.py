@@ -14,6 +14,8 @@ SETS = "torch.set_num_threads"
 def unfit(situation: Situation) -> str | None:
     if situation.on_gpu:
         return "the step computes on a GPU"
+    if situation.has_ranks:
+        return "torchrun sets the number of threads of each rank"
     is_set = SETS in situation.source or "OMP_NUM_THREADS" in os.environ
     if is_set and "too-many-threads" not in situation.causes:
         return "the number of threads is set already"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from cs_systems.advise.edits import with_value
 from cs_systems.advise.lever import Lever, ScriptChange, Situation
 
-BEFORE, AFTER = "set_to_none=False", "set_to_none=True"
+PATCH = with_value("set_to_none", False, "True", ("zero_grad",))
 
 
 def unfit(situation: Situation) -> str | None:
-    return None if BEFORE in situation.source else "gradients are set to None already"
+    return None if PATCH(situation.source) else "gradients are set to None already"
 
 
 def hook() -> None:
@@ -35,5 +36,6 @@ LEVER = Lever(
     None,
     "optimizer.zero_grad()",
     0.03,
-    ScriptChange("gradients set to None", unfit, hook=hook, patch=lambda source: source.replace(BEFORE, AFTER)),
+    ScriptChange("gradients set to None", unfit, hook=hook, patch=PATCH),
+    saves_memory=True,
 )

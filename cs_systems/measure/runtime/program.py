@@ -143,11 +143,11 @@ def run_program(
     except subprocess.TimeoutExpired:
         return Ended(time.perf_counter() - began_s, f"took longer than {timeout_s:g} s{log.last_output()}")
     finally:
-        _end(process)
+        end(process)
         log.stream.close()
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
     """Kill the program, if it still runs, and all processes of its session and below it."""
     below = descendants(process.pid) if process.poll() is None else set()
     with suppress(OSError):

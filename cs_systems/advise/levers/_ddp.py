@@ -1,0 +1,61 @@
+"""Options of DistributedDataParallel, changed when a script wraps its model, or in its text."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection
+from typing import Any
+
+from cs_systems.advise.edits import Edit, calls, in_calls, names_of
+from cs_systems.advise.lever import Situation
+
+CLASS = "DistributedDataParallel"
+MODULES = ("torch.nn.parallel", "torch.nn.parallel.distributed")
+
+
+def unfit(situation: Situation) -> str | None:
+    """Return why no option of DistributedDataParallel can be tried, or None."""
+    if not situation.has_ranks:
+        return "the script runs as one process"
+    return None if calls(situation.source, _names(situation.source)) else f"the script makes no {CLASS}"
+
+
+def unless_set(keyword: str) -> Callable[[Situation], str | None]:
+    """Return the check that refuses a script without DistributedDataParallel, or that sets this option."""
+
+    def check(situation: Situation) -> str | None:
+        return unfit(situation) or (f"the script sets {keyword} itself" if f"{keyword}=" in situation.source else None)
+
+    return check
+
+
+def made_with(**options: Any) -> Callable[[], Callable[[], bool]]:
+    """Return the hook that makes models with these options, whatever the script gives."""
+
+    def hook() -> Callable[[], bool]:
+        from torch.nn.parallel import DistributedDataParallel
+
+        made, changed = DistributedDataParallel.__init__, list[int]()
+
+        @functools.wraps(made)
+        def with_options(self: Any, *args: Any, **kwargs: Any) -> None:
+            changed.append(id(self))
+            made(self, *args, **kwargs | options)
+
+        DistributedDataParallel.__init__ = with_options  # type: ignore[method-assign]
+        return lambda: bool(changed)
+
+    return hook
+
+
+def patch(**options: Any) -> Edit:
+    """Return the edit that adds these options to each call of DistributedDataParallel."""
+
+    def edit(source: str) -> str | None:
+        return in_calls(_names(source), {name: str(value) for name, value in options.items()})(source)
+
+    return edit
+
+
+def _names(source: str) -> Collection[str]:
+    return {CLASS}.union(*(names_of(source, module, CLASS) for module in MODULES))
