@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -40,12 +41,15 @@ def described(error: Exception, config: RunConfig) -> str:
     if isinstance(error, ImportError) and frames and config.sources:
         remedy = f"; {plugins.import_remedy(config.sources[0], error)}"
     if _NO_DRIVER in text:
-        remedy = "; Triton compiles no kernels for a CPU: set TRITON_INTERPRET=1 (slow), or use a GPU"
+        interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+        remedy = f"; {_UNTIMED if interpreted else _UNCOMPILED}"
     return f"{type(error).__name__}: {text}"[:_LONGEST] + place + remedy
 
 
 _LONGEST = 4000
 _NO_DRIVER = "0 active drivers"
+_UNCOMPILED = "Triton compiles no kernels for a CPU: set TRITON_INTERPRET=1 (slow), or use a GPU"
+_UNTIMED = "triton.autotune times kernels on a GPU: leave it out on a CPU, and call the kernel with one configuration"
 
 
 def _own_frames(error: Exception, config: RunConfig) -> list[traceback.FrameSummary]:

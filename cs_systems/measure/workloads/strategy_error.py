@@ -77,8 +77,10 @@ class StrategyError(Workload):
         begins_equal = self._begins_equal(start)
         wrapped = strategy.wrap(self._model(self.config.seed))
         optimizer = strategy.make_optimizer(wrapped.parameters(), SGD, **OPTIONS)
+        kept = 0
         for step in range(STEPS):
             optimizer.zero_grad()
+            kept += any(p.grad is not None and bool(p.grad.any()) for p in wrapped.parameters())
             strategy.before_forward(wrapped)
             loss = self._loss(wrapped, self._batch(step).chunk(self.parts)[self.part])
             loss.backward()
@@ -96,13 +98,18 @@ class StrategyError(Workload):
                 "between_ranks": None if whole is None else self._between_ranks(whole) / _distance(self.alone, start),
                 "loss_error": abs(mean_loss - expected) / expected,
                 "begins_equal": begins_equal,
-                "note": WITHOUT_PARAMETERS if whole is None else LEFT_WHOLE if self._leaves_whole(wrapped) else "",
+                "note": WITHOUT_PARAMETERS if whole is None else self._note(wrapped, has_kept_gradients=kept > 0),
             }
         ]
 
+    def _note(self, wrapped: nn.Module, *, has_kept_gradients: bool) -> str:
+        if not plugins.is_foreign(self.config.strategy):
+            return ""
+        return LEFT_WHOLE if self._leaves_whole(wrapped) else KEPT_GRADIENTS if has_kept_gradients else ""
+
     def _leaves_whole(self, wrapped: nn.Module) -> bool:
         """Return whether the user's own code, which should shard parameters, has left this model's parameters whole."""
-        divides = plugins.is_foreign(self.config.strategy) and "parameters" in self.cell.strategy.splits
+        divides = "parameters" in self.cell.strategy.splits
         return divides and _elements(wrapped) == _elements(self._model(self.config.seed))
 
     def _begins_equal(self, start: Mapping[str, Tensor]) -> bool | None:
@@ -159,6 +166,7 @@ class StrategyError(Workload):
 
 WITHOUT_PARAMETERS = "whole parameters not found: add gather_full_params() that returns them by name"
 LEFT_WHOLE = "divides no parameter: it looks for layers of other classes; name their model (--workload)"
+KEPT_GRADIENTS = "zero_grad() leaves gradients: clear those of all parameters, not only of a rank's own"
 
 
 def _elements(model: nn.Module) -> int:

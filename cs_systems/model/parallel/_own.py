@@ -16,6 +16,7 @@ from cs_systems.formulas.communication import averaging_bytes, owners_bytes
 from cs_systems.model.parallel._unwrapped import unwrapped_state
 
 FINISH = "finish_gradient_synchronization"
+OWN = "own_object"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 SENT = {frozenset({"batch"}): averaging_bytes, frozenset({"optimizer"}): owners_bytes}
 
@@ -65,6 +66,8 @@ class _Own:
         before = sum(p.numel() for p in model.parameters())
         wrapped = self.made(model, **{key: _value(key, value) for key, value in options.items()})
         wrapped = model if wrapped is None else wrapped
+        if callable(wrapped) and getattr(wrapped, "module", None) is model:
+            wrapped = wrapped if isinstance(wrapped, nn.Module) else _AsModule(model, wrapped)
         if not isinstance(wrapped, nn.Module):
             raise ConfigError(f"strategy {self.name} returned {shown(wrapped)}, which is not a module; name {FORMS}")
         if "parameters" not in self.form.splits and sum(p.numel() for p in wrapped.parameters()) < before:
@@ -85,9 +88,10 @@ class _Own:
 
     def before_forward(self, model: nn.Module) -> None:
         if self.before:
-            self.before(model, self.optimizer)
+            self.before(getattr(model, OWN, model), self.optimizer)
 
     def finish_gradients(self, model: nn.Module) -> None:
+        model = getattr(model, OWN, model)
         if self.after:
             arguments = (model, self.optimizer) if plugins.takes(self.after, model, self.optimizer) else (model,)
             self.after(*arguments)
@@ -95,10 +99,23 @@ class _Own:
             finish()
 
     def whole_parameters(self, model: nn.Module) -> Mapping[str, Tensor]:
+        own = getattr(model, OWN, model)
         if self.gather:
-            return self.gather(model)  # type: ignore[no-any-return]
-        gather = getattr(model, GATHER, None)
+            return self.gather(own)  # type: ignore[no-any-return]
+        gather = getattr(own, GATHER, None)
         return gather() if gather else unwrapped_state(model)
+
+
+class _AsModule(nn.Module):
+    """Module around a user's object that holds the model as `module` and calls it, but is no nn.Module itself."""
+
+    def __init__(self, model: nn.Module, own: Callable[..., Any]) -> None:
+        super().__init__()
+        self.module = model
+        self.own_object = own
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return self.own_object(*inputs, **named)
 
 
 def _value(option: str, value: Any) -> Any:

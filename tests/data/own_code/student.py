@@ -46,6 +46,24 @@ class Summed(DDP):
         self.handles.clear()
 
 
+class Plain:
+    """Object that calls the model, and is no module itself."""
+
+    def __init__(self, module):
+        self.module = module
+
+    def __call__(self, *inputs):
+        return self.module(*inputs)
+
+    def __getattr__(self, name):
+        return getattr(self.module, name)
+
+    def finish_gradient_synchronization(self):
+        for p in self.module.parameters():
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+
+
 def hooked(module):
     """Only registers hooks, and returns nothing."""
 
@@ -82,6 +100,20 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             for i, p in enumerate(group["params"]):
                 dist.broadcast(p.data, i % dist.get_world_size())
+
+
+class OwnGroups(torch.optim.Optimizer):
+    """Its groups have a rank's own parameters alone, so that zero_grad() keeps the gradients of the others."""
+
+    def __init__(self, params, optimizer_cls, **kwargs):
+        self.all = [*params]
+        super().__init__(self.all[dist.get_rank() :: dist.get_world_size()], kwargs)
+        self.owned = optimizer_cls(self.param_groups, **kwargs)
+
+    def step(self, closure=None):
+        self.owned.step()
+        for i, p in enumerate(self.all):
+            dist.broadcast(p.data, i % dist.get_world_size())
 
 
 class FSDP(nn.Module):

@@ -23,7 +23,7 @@ from cs_systems.analysis.comparison.own_code import (
 )
 from cs_systems.cli import main
 from cs_systems.core.tables import first_row
-from cs_systems.measure.workloads.strategy_error import LEFT_WHOLE
+from cs_systems.measure.workloads.strategy_error import KEPT_GRADIENTS, LEFT_WHOLE
 from cs_systems.record import read_records
 from tests.measure.runtime.own_strategies import compared_with_one_process
 from tests.model.parallel.launch import launch
@@ -31,7 +31,14 @@ from tests.model.parallel.launch import launch
 OWN = Path(__file__).parents[2] / "data" / "own_code"
 SMALL = "--size tiny --context-length 8 --batch-size 1 --device cpu --warmup 1 --steps 2".split()  # noqa: SIM905
 RIGHT = (
-    *("ddp_bucketed", "student.py:DDP", "student.py:hooked", "student.py:average_on_after_backward", "student.py:FSDP"),
+    *(
+        "ddp_bucketed",
+        "student.py:DDP",
+        "student.py:Plain",
+        "student.py:hooked",
+        "student.py:average_on_after_backward",
+        "student.py:FSDP",
+    ),
     *("student.py:DDP+zero1", "ddp_naive+student.py:ShardedOptimizer", "adapters.py:get_ddp", "adapters.py:get_fsdp"),
     *(
         "adapters.py:get_ddp_bucketed",
@@ -39,7 +46,7 @@ RIGHT = (
         "adapters.py:get_ddp+adapters.py:get_sharded_optimizer",
     ),
 )
-WRONG = ("student.py:Unsynchronized", "student.py:Summed")
+WRONG = ("student.py:Unsynchronized", "student.py:Summed", "ddp_naive+student.py:OwnGroups")
 SHARDED = "ddp_naive+adapters.py:get_sharded_optimizer"
 MEASURED = ("ddp_naive", "adapters.py:get_ddp", SHARDED, "student.py:crashes")
 OTHERS = "--optimizer adapters.py:get_adamw_cls --loss adapters.py:run_cross_entropy".split()  # noqa: SIM905
@@ -87,6 +94,11 @@ def test_failing_code_is_refused_with_the_reason(rows: Any, name: str) -> None:
 def test_code_that_divides_no_parameter_has_a_note(rows: Any) -> None:
     notes = {name: rows[name]["note"] for name in ("student.py:FSDPOfOthers", "student.py:FSDP", "student.py:DDP")}
     assert [*notes.values()] == [LEFT_WHOLE, "", ""]
+
+
+def test_optimizer_that_keeps_gradients_of_other_ranks_has_a_note(rows: Any) -> None:
+    assert rows["ddp_naive+student.py:OwnGroups"]["note"] == KEPT_GRADIENTS
+    assert rows["ddp_naive+student.py:ShardedOptimizer"]["note"] == ""
 
 
 def test_parameters_of_rank_0_reach_the_others_only_where_the_code_sends_them(rows: Any) -> None:
