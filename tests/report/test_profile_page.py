@@ -711,3 +711,32 @@ def test_analyze_writes_html_page(nsys_path: Path, tmp_path: Path, capsys: pytes
         assert (
             f"a page (--format html or --open) always shows every table; leave out {name}\n" in capsys.readouterr().err
         )
+
+
+@pytest.mark.chromium
+def test_frame_mixes_few_of_a_million_boxes_at_any_zoom(page: str, tmp_path: Path) -> None:
+    """Times would depend on the machine; the boxes and bins that a frame visits do not."""
+    probe = """
+const size = 1e6, made = { size, shades: new Uint8Array(size), faint: null };
+Object.assign(made, { start: new Float64Array(size), duration: new Float64Array(size).fill(60) });
+for (let i = 0; i < size; i++) made.start[i] = 100 * i;
+const end = 100 * size, columns = 1280, seen = [];
+let visited = 0;
+const wasPour = pour, wasBins = pourBins;
+pour = (...given) => { visited += 1; return wasPour(...given); };
+pourBins = (...given) => { visited += (given[4] - given[3]) / given[6]; return wasBins(...given); };
+for (let part = 1; part > 1e-5; part /= 1.5) {
+  const view = { from: end / 3, to: end / 3 + part * end * 0.66, end };
+  mixed(made, view, columns, new Uint8ClampedArray(columns * 4), 0); // the first use of a level makes its bins
+  visited = 0;
+  const pixels = new Uint8ClampedArray(columns * 4), wide = mixed(made, view, columns, pixels, 0);
+  const opacity = pixels.reduce((sum, value, k) => sum + (k % 4 === 3 ? value : 0), 0) / 255 / columns;
+  seen.push([Math.round(visited), wide.length, (view.to - view.from) / 100 / columns, opacity]);
+}
+answer(seen);
+"""
+    seen = browse(tmp_path, page, probe)
+    assert max(visited for visited, *_ in seen) < 60_000
+    assert max(wide for _, wide, *_ in seen) <= 1280 / 3 + 2
+    many = [opacity for _, _, boxes_of_pixel, opacity in seen if boxes_of_pixel > 5]
+    assert many == pytest.approx([0.6] * len(many), abs=0.02)

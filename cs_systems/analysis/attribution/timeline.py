@@ -26,7 +26,7 @@ from cs_systems.readers.forms.trace import Call, Copy, Function, Kernel, Step, T
 
 T = TypeVar("T")
 K = TypeVar("K")
-MOST_KERNELS = 250_000  # most kernels drawn; of more steps, those next to the step with the median wall time
+MOST_KERNELS = 1_000_000  # most kernels drawn; of more steps, those next to the step with the median wall time
 MOST_OPERATORS = 200_000  # most operators drawn; of more, the longest
 
 

@@ -21,7 +21,8 @@ _GROUPS = np.arange(10, dtype=np.uint64)
 def packed(data: Any) -> Any:
     """Return the data with each list of at least LEAST whole numbers, or None among them, as an object.
 
-    The object has `numbers` or `differences` in base64, and `none`: the indices of the values that are None.
+    The object has `numbers` or `differences` in base64, or one number `same` with a `count`; and `none`: the indices of
+    the values that are None.
     """
     if isinstance(data, Mapping):
         return {name: packed(value) for name, value in data.items()}
@@ -39,6 +40,8 @@ def _column(values: Sequence[int | None]) -> dict[str, Any]:
         last = np.arange(len(values))
         last[absent] = 0
         column = column[np.maximum.accumulate(last)]
+    if len(values) > LEAST and (column == column[0]).all():
+        return {"same": int(column[0]), "count": len(values), "none": absent}
     ways = {"numbers": _unsigned(column), "differences": _unsigned(np.diff(column, prepend=0))}
     name = min(ways, key=lambda way: _size(ways[way]))
     return {name: base64.b64encode(_bytes(ways[name])).decode(), "none": absent}

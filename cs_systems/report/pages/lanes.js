@@ -14,32 +14,42 @@ const exactly = (ns) => `${grouped(ns / 1000)} µs`;
 // Items with start and duration, in order → a lane: rows of boxes that do not overlap, each box in the first free row. A
 // nested range is thus below the outer one, which occupies its row until it ends. `say` tells of an item: color(i, depth),
 // label(i), tip(i), details(i), texts and text(i) for the search, kernel(i) of a kernel.
-function laneOf(columns, say, title) {
-  const ends = [], found = [], at = new Int32Array(columns.start.length), row = new Uint8Array(columns.start.length).fill(MOST_ROWS);
+function laneOf({ start, duration }, say, title) {
+  const count = start.length, ends = [], sizes = [], at = new Int32Array(count), row = new Uint8Array(count).fill(MOST_ROWS);
   let undrawn = 0;
-  columns.start.forEach((start, i) => {
+  for (let i = 0; i < count; i++) {
     // Profilers' clocks are not precise to a nanosecond: ignore such an overlap.
     let free = 0;
-    while (free < ends.length && ends[free] > start + 1) free++;
-    if (free >= MOST_ROWS) return void (undrawn += 1);
-    const of = (found[free] ??= []);
+    while (free < ends.length && ends[free] > start[i] + 1) free++;
+    if (free >= MOST_ROWS) {
+      undrawn += 1;
+      continue;
+    }
     row[i] = free;
-    at[i] = of.length;
-    of.push(i);
-    ends[free] = start + columns.duration[i];
-  });
+    at[i] = sizes[free] ?? 0;
+    sizes[free] = at[i] + 1;
+    ends[free] = start[i] + duration[i];
+  }
   const more = undrawn ? ` · ${undrawn} more overlapping items are not drawn` : "";
-  const rows = found.map((of, depth) => ({
-    title: depth ? undefined : title && title + more,
-    size: of.length,
-    items: of,
-    say,
-    start: Float64Array.from(of, (i) => columns.start[i]),
-    duration: Float64Array.from(of, (i) => columns.duration[i]),
-    shades: Uint8Array.from(of, (i) => palette.shade(say.color(i, depth))),
-    label: (k) => say.label(of[k]),
-    tip: (k) => say.tip(of[k]),
-    details: (k) => say.details(of[k]),
-  }));
+  const rows = sizes.map((size, depth) => {
+    const items = new Int32Array(size);
+    return {
+      title: depth ? undefined : title && title + more,
+      size, items, say,
+      start: new Float64Array(size), duration: new Float64Array(size), shades: new Uint8Array(size),
+      label: (k) => say.label(items[k]),
+      tip: (k) => say.tip(items[k]),
+      details: (k) => say.details(items[k]),
+    };
+  });
+  for (let i = 0, last = null, shade = 0; i < count; i++) {
+    if (row[i] === MOST_ROWS) continue;
+    const of = rows[row[i]], k = at[i], color = say.color(i, row[i]);
+    if (color !== last) shade = palette.shade((last = color));
+    of.items[k] = i;
+    of.start[k] = start[i];
+    of.duration[k] = duration[i];
+    of.shades[k] = shade;
+  }
   return { rows, hit: (i) => (row[i] < MOST_ROWS ? { row: rows[row[i]], i: at[i] } : null) };
 }

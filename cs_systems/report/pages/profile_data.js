@@ -1,6 +1,6 @@
 // The recorded steps, from the JSON in the page. Names from the trace are set as text, never as HTML.
 const started = performance.now();
-const data = unpacked(byId("profile").textContent);
+const data = unpacked(byId("profile").textContent, true);
 const { names, functions, places, steps } = data;
 const median = steps.findIndex((step) => step.number === data.step.number);
 const chosen = { step: median }; // the step that the icicle and the sums are of; null: all
@@ -30,4 +30,7 @@ function stepAt(t) {
   return index >= 0 && t <= steps[index].start_ns + steps[index].wall_ns ? index : -1;
 }
 // Each stream gets `step`: the step that launched each kernel.
-for (const stream of data.streams) stream.step = Int32Array.from(stream.start, (start, i) => stepAt(stream.launch[i] ?? start));
+for (const stream of data.streams) {
+  const { start, launch } = stream, step = (stream.step = new Int32Array(start.length));
+  for (let i = 0; i < step.length; i++) step[i] = stepAt(launch[i] ?? start[i]);
+}

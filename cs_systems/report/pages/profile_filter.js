@@ -105,28 +105,40 @@ function legend() {
 const LINKED = { family: "family", kernel: "kernel", phase: "phase", layer: "layer", part: "part", module: "module", path: "module" };
 const cellText = (cell) => cell.title || cell.textContent;
 function linkTables() {
-  const known = { family: new Set(functions.name.map((name) => data.families[names.family[name]])), kernel: new Set(functions.name.map((name) => names.name[name])) };
+  const used = [...functions.name], known = { family: new Set(used.map((name) => data.families[names.family[name]])), kernel: new Set(used.map((name) => names.name[name])) };
   for (const field of ["phase", "layer", "part", "module"]) known[field] = new Set(places[field]);
+  const stepOf = new Map(steps.map((step, i) => [String(step.number), i]));
   const modules = [...known.module].filter((path) => path !== null && path !== undefined);
   const isKnown = (field, value) => (field === "module" ? value && modules.some((path) => inside(value).test(path)) : known[field].has(value));
+  const linkRow = (row, columns) => {
+    const by = {};
+    columns.forEach((column, n) => {
+      const cell = row.cells[n], text = cellText(cell), field = LINKED[column];
+      if (field && isKnown(field, text)) {
+        by[field] = text;
+        const wanted = { ...by };
+        link(cell, () => ask(wanted));
+      } else if (column === "step" && stepOf.has(text)) {
+        link(cell, () => chooseStep(stepOf.get(text)));
+      } else if (column === "range" && n <= 1) {
+        link(cell, () => { byId("search").value = text.trim(); search(); nextHit(); });
+      }
+    });
+  };
   for (const table of document.querySelectorAll("main table[id]")) {
     const columns = [...table.tHead.rows[0].cells].map((head) => head.dataset.column);
-    for (const row of table.tBodies[0].rows) {
-      const by = {};
-      columns.forEach((column, n) => {
-        const cell = row.cells[n], text = cellText(cell), field = LINKED[column];
-        if (field && isKnown(field, text)) {
-          by[field] = text;
-          const wanted = { ...by };
-          link(cell, () => ask(wanted));
-        } else if (column === "step" && steps.some((step) => String(step.number) === text)) {
-          link(cell, () => chooseStep(steps.findIndex((step) => String(step.number) === text)));
-        } else if (column === "range" && n <= 1) {
-          link(cell, () => { byId("search").value = text.trim(); search(); nextHit(); });
-        }
-      });
-    }
+    const linkAll = () => { for (const row of table.tBodies[0].rows) linkRow(row, columns); };
+    if (table.closest(".long")) whenSeen(table.closest(".long"), linkAll);
+    else linkAll();
   }
+}
+function whenSeen(box, does) {
+  const observer = new IntersectionObserver((entries) => {
+    if (!entries.some((entry) => entry.isIntersecting)) return;
+    observer.disconnect();
+    does();
+  });
+  observer.observe(box);
 }
 function link(cell, does) {
   const made = button(cell.textContent, () => {

@@ -55,7 +55,7 @@ function operatorRows(lane, title) {
 }
 function operatorDetails(lane, i, name) {
   const of = launches.get(lane.thread), kernels = [];
-  for (let k = of ? firstAtOrAfter(of.start, lane.start[i]) : 0; of && of.start[k] < lane.start[i] + lane.duration[i]; k++) kernels.push(...of.kernels[k]);
+  for (let k = of ? firstAtOrAfter(of.start, lane.start[i]) : 0; of && of.start[k] < lane.start[i] + lane.duration[i]; k++) kernels.push(...of.kernels(k));
   const busy = kernels.reduce((sum, [stream, k]) => sum + stream.duration[k], 0);
   return {
     heading: name,
@@ -115,17 +115,21 @@ function streamRows(stream, title) {
 }
 // Return runs of consecutive kernels of a step with the same `name(i)`, as columns.
 function runsOf(stream, name) {
-  const runs = { name: [], start: [], duration: [], kernels: [], busy: [] };
-  stream.start.forEach((start, i) => {
-    const last = runs.name.length - 1;
-    if (last < 0 || runs.name[last] !== name(i) || stream.step[i] !== stream.step[i - 1]) {
-      for (const [column, value] of Object.entries({ name: name(i), start, duration: stream.duration[i], kernels: 1, busy: stream.duration[i] })) runs[column].push(value);
+  const runs = { name: [], start: [], duration: [], kernels: [], busy: [] }, { start, duration, step } = stream;
+  for (let i = 0, last = -1; i < start.length; i++) {
+    const named = name(i);
+    if (last < 0 || runs.name[last] !== named || step[i] !== step[i - 1]) {
+      last = runs.name.push(named) - 1;
+      runs.start.push(start[i]);
+      runs.duration.push(duration[i]);
+      runs.kernels.push(1);
+      runs.busy.push(duration[i]);
     } else {
-      runs.duration[last] = Math.max(runs.duration[last], start + stream.duration[i] - runs.start[last]);
+      runs.duration[last] = Math.max(runs.duration[last], start[i] + duration[i] - runs.start[last]);
       runs.kernels[last] += 1;
-      runs.busy[last] += stream.duration[i];
+      runs.busy[last] += duration[i];
     }
-  });
+  }
   return runs;
 }
 

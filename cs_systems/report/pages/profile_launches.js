@@ -1,27 +1,51 @@
 // Launches: the calls of the host that started kernels. The kernels of a CUDA graph share one. Arrows join them.
-const launches = new Map(); // thread → { start, duration, kernels: [[stream, i]] of each launch }, in order
+const launches = new Map(); // thread → { start, duration, kernels(i): [[stream, k]] of each launch }, in order
 // Each stream gets `call`: the launch of each kernel, as an index in `launches` of its thread, or -1.
 for (const stream of data.streams) stream.call = new Int32Array(stream.start.length).fill(-1);
 {
-  const launched = data.streams.flatMap((stream) => stream.launch.flatMap((at, i) => (at === null ? [] : [[stream, i]])));
-  launched.sort(([a, i], [b, k]) => a.launch[i] - b.launch[k]);
-  for (const [stream, i] of launched) {
-    const thread = stream.thread[i];
-    if (!launches.has(thread)) launches.set(thread, { start: [], duration: [], kernels: [] });
-    const of = launches.get(thread);
-    if (of.start.at(-1) !== stream.launch[i]) {
-      of.start.push(stream.launch[i]);
-      of.duration.push(stream.launching[i] ?? 0);
-      of.kernels.push([]);
+  const threads = new Map(); // thread → its kernels as numbers: first those of the first stream
+  const before = [0]; // the number of kernels in the streams before each
+  for (const { launch, thread } of data.streams) {
+    const offset = before.at(-1);
+    for (let i = 0; i < launch.length; i++) {
+      if (launch[i] === null) continue;
+      if (!threads.has(thread[i])) threads.set(thread[i], []);
+      threads.get(thread[i]).push(offset + i);
     }
-    of.kernels.at(-1).push([stream, i]);
-    stream.call[i] = of.start.length - 1;
+    before.push(offset + launch.length);
   }
+  const at = new Float64Array(before.at(-1)), streamOf = new Uint16Array(before.at(-1));
+  data.streams.forEach(({ launch }, n) => {
+    at.set(launch, before[n]);
+    streamOf.fill(n, before[n], before[n + 1]);
+  });
+  for (const [thread, kernels] of threads) {
+    const order = Uint32Array.from(kernels);
+    if (order.some((kernel, k) => k && at[kernel] < at[order[k - 1]])) order.sort((a, b) => at[a] - at[b] || a - b);
+    launches.set(thread, launchesOf(order, at, streamOf, before));
+  }
+}
+// Return the launches of kernels in the order of their launch; the kernels of a graph have one start of launch.
+function launchesOf(order, at, streamOf, before) {
+  const first = [], start = [], duration = [];
+  for (let k = 0; k < order.length; k++) {
+    const kernel = order[k], n = streamOf[kernel], stream = data.streams[n], i = kernel - before[n];
+    if (!start.length || start[start.length - 1] !== at[kernel]) {
+      first.push(k);
+      start.push(at[kernel]);
+      duration.push(stream.launching[i] ?? 0);
+    }
+    stream.call[i] = start.length - 1;
+  }
+  first.push(order.length);
+  const size = (i) => first[i + 1] - first[i];
+  const kernel = (k) => [data.streams[streamOf[order[k]]], order[k] - before[streamOf[order[k]]]];
+  return { start, duration, size, first: (i) => kernel(first[i]), kernels: (i) => Array.from({ length: size(i) }, (_, k) => kernel(first[i] + k)) };
 }
 
 function launchRows(thread, title) {
-  const of = launches.get(thread), first = (i) => of.kernels[i][0], name = ([stream, k]) => names.short[functions.name[stream.function[k]]];
-  const say = (i) => (of.kernels[i].length > 1 ? `graph of ${grouped(of.kernels[i].length)} kernels` : name(first(i)));
+  const of = launches.get(thread), first = of.first, name = ([stream, k]) => names.short[functions.name[stream.function[k]]];
+  const say = (i) => (of.size(i) > 1 ? `graph of ${grouped(of.size(i))} kernels` : name(first(i)));
   const made = laneOf(of, {
     label: say, color: () => "odd", texts: [], text: () => -1,
     tip: (i) => [`launch: ${say(i)}`, when(of.start[i], of.duration[i]), waited(...first(i))],
@@ -32,7 +56,7 @@ function launchRows(thread, title) {
     }),
   }, `${title} · launches`);
   lanes.launches.set(thread, made);
-  made.rows.forEach((row) => { row.launch = (k) => of.kernels[row.items[k]]; });
+  made.rows.forEach((row) => { row.launch = (k) => of.kernels(row.items[k]); });
   return made.rows;
 }
 const waited = (stream, i) => `${time(Math.max(stream.start[i] - stream.launch[i], 0))} after its launch`;

@@ -1,6 +1,6 @@
 // The page of several ranks: for each rank what it computes, and its communication, as waiting and transfer.
 const started = performance.now();
-const data = unpacked(byId("ranks").textContent);
+const data = unpacked(byId("ranks").textContent, true);
 const STATES = ["waiting", "communication", "outside"]; // colours by state of a box
 const MEANING = { waiting: "waiting for other ranks", communication: "transfer", outside: "communication without counterpart" };
 const colorName = (color) => MEANING[color] ?? (color === UNATTRIBUTED ? "other work, copies" : color);
@@ -60,7 +60,7 @@ function rankRows(rank) {
 function stepRows() {
   const { steps } = data, title = (i) => `step ${steps.number[i]}`;
   return laneOf(steps, {
-    label: title, color: (i) => (i % 2 ? "odd" : "even"), texts: steps.number.map((_, i) => title(i)), text: (i) => i,
+    label: title, color: (i) => (i % 2 ? "odd" : "even"), texts: Array.from(steps.number, (_, i) => title(i)), text: (i) => i,
     tip: (i) => [title(i), when(steps.start[i], steps.duration[i])],
     details: (i) => ({ heading: title(i), items: [["wall clock", time(steps.duration[i])], ["starts at", exactly(steps.start[i])]], actions: [selecting(steps, i)] }),
   }, `steps of rank ${data.ranks[0].rank}`).rows;
