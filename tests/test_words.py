@@ -11,6 +11,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("cs_systems", "scripts", "tests", "examples")
 FRAGMENTS = {"What", "Who", "Whose", "Whether", "Which", "Of", "As", "How", "Where"}
+# Text of every file with a fragment; parsing the other files takes seconds.
+SUSPECT = re.compile(rf"""["']\s*(?:{"|".join(FRAGMENTS)})\b|\?\s*(?:["']|\n\s*\n)""")
 
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -40,7 +42,7 @@ def _list(node: Any, name: str) -> list[Any]:
 def fragments(source: str) -> list[int]:
     """Return the lines of the docstrings that open with a word of FRAGMENTS or with a question."""
     found = []
-    for line, text in docstrings(ast.parse(source)):
+    for line, text in docstrings(ast.parse(source)) if SUSPECT.search(source) else ():
         first = text.split(maxsplit=1)[0].rstrip(",:;.") if text.strip() else ""
         if first in FRAGMENTS or text.split("\n\n")[0].rstrip().endswith("?"):
             found.append(line)

@@ -78,14 +78,14 @@ def test_every_character_of_the_package_has_a_replacement() -> None:
     """Docstrings of commands are their help. The table of characters for LaTeX is not printed."""
     files = {*Path(cs_systems.__file__).parent.rglob("*.py")} - {Path(latex.__file__)}
     for file in files:
-        if not (lost_of(source := file.read_text())):
+        if not (lost := lost_of(source := file.read_text())):
             continue
         tree = ast.parse(source)
         own = (
             {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)} if "cli" not in str(file) else {}
         )
         texts = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and id(n) not in own}
-        lost = {c for text in texts if isinstance(text, str) for c in lost_of(text)}
+        lost &= {c for text in texts if isinstance(text, str) for c in text}
         assert not lost, f"{file}: add {lost} to the replacements of core/printable.py"
 
 
