@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,30 @@ gc.disable()
 parsers.make_each_once()
 
 
+# What each of these expressions after -m selects: the tests with one of these markers.
+MARKED = {"slow": ("slow",), "extra": tuple(extras.EXTRAS)}
 _frozen_modules = 0
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the files without a test that `-m slow` or `-m extra` selects: importing all takes 10 s of CPU."""
+    selected = MARKED.get(config.option.markexpr)
+    if selected is None or collection_path.suffix != ".py" or markers_named_in(collection_path) & {*selected}:
+        return None
+    return True
+
+
+@cache
+def markers_named_in(file: Path) -> frozenset[str]:
+    """Return the markers that a file applies by their names."""
+    return frozenset(re.findall(r"\bmark\.(\w+)", file.read_text()))
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Refuse a test whose file `pytest_ignore_collect` would leave out."""
+    found = {mark.name for mark in item.iter_markers()} & {name for names in MARKED.values() for name in names}
+    if unnamed := found - markers_named_in(item.path):
+        raise pytest.UsageError(f"{item.nodeid} is marked {', '.join(unnamed)} in another file; apply pytest.mark here")
 
 
 def pytest_collection_finish() -> None:

@@ -35,6 +35,26 @@ def test_marked_test_is_skipped_with_the_reason_where_its_extra_is_missing(
     assert request.node.get_closest_marker("extra")
 
 
+@pytest.mark.parametrize("markers", conftest.MARKED)
+def test_marker_expression_leaves_out_files_that_name_no_such_marker(
+    markers: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("others", *conftest.MARKED[markers]):
+        (tmp_path / f"{name}.py").write_text(f"pytestmark = pytest.mark.{name}\n")
+    files = [tmp_path, *tmp_path.iterdir()]
+    assert [*map(conftest.pytest_ignore_collect, files, [request.config] * len(files))] == [None] * len(files)
+    monkeypatch.setattr(request.config.option, "markexpr", markers)
+    left_out = [file.stem for file in files if conftest.pytest_ignore_collect(file, request.config)]
+    assert left_out == ["others"]
+
+
+def test_test_whose_file_does_not_name_its_marker_is_refused(request: pytest.FixtureRequest) -> None:
+    conftest.pytest_itemcollected(request.node)
+    request.node.add_marker("ncu_report")
+    with pytest.raises(pytest.UsageError, match=r"is marked ncu_report in another file; apply pytest\.mark here"):
+        conftest.pytest_itemcollected(request.node)
+
+
 @pytest.mark.parametrize("name", extras.EXTRAS)
 def test_reason_names_the_remedy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
