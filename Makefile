@@ -11,7 +11,7 @@ PYTEST_ARGS ?= -n 3 --dist loadscope --no-loadscope-reorder
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install bench test test-slow test-extra lint types format docs readme files figures studies dist stale clean
+.PHONY: help install bench test test-slow test-all test-extra lint types format docs readme files figures studies dist stale clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -29,6 +29,9 @@ test: $(INSTALLED)  ## the tests that this machine can run, but for test-slow (P
 
 test-slow: $(INSTALLED)  ## those that compile kernels or models, interpret kernels, or take 20 s: for a change of these
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+test-all: $(INSTALLED)  ## test and test-slow in one run: the modules that take longest come first, and no core waits for them
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-extra: $(INSTALLED)  ## those that need a program or package beyond this list: nsys, Chromium, cuda-core (pytest --markers)
 	$(BIN)/python -m pytest -m extra $(PYTEST_ARGS)
