@@ -29,11 +29,16 @@ def after_imports(*lines: str, needs: str = "") -> Edit:
     return edit
 
 
-def in_calls(names: Collection[str], keywords: Mapping[str, str], unless: Collection[str] = ()) -> Edit:
+def in_calls(
+    names: Collection[str],
+    keywords: Mapping[str, str],
+    unless: Collection[str] = (),
+    where: Callable[[ast.Call], bool] = lambda call: True,
+) -> Edit:
     """Return the edit that adds keywords to calls of these names, unless a call has one of these or of `unless`."""
 
     def edit(source: str) -> str | None:
-        found = [node for node in all_calls(source, names) if _has_none(node, {*keywords, *unless})]
+        found = [each for each in all_calls(source, names) if _has_none(each, {*keywords, *unless}) and where(each)]
         for node in sorted(found, key=lambda one: (one.end_lineno or 0, one.end_col_offset or 0), reverse=True):
             source = _with_keywords(source, node, keywords)
         return source if found else None
@@ -85,14 +90,21 @@ def replaced_argument(name: str, text: str) -> Edit:
 def with_value(keyword: str, old: object, new: str, names: Collection[str] = ()) -> Edit:
     """Return the edit that changes a keyword's value in calls, of these names if any are given."""
 
+    def text_of(value: ast.expr) -> str | None:
+        return new if isinstance(value, ast.Constant) and value.value is old else None
+
+    return valued(keyword, text_of, names)
+
+
+def valued(keyword: str, text_of: Callable[[ast.expr], str | None], names: Collection[str] = ()) -> Edit:
+    """Return the edit that replaces a keyword's values in calls, where `text_of` returns a text."""
+
     def edit(source: str) -> str | None:
-        values = [
-            each.value
-            for node in all_calls(source, names)
-            for each in node.keywords
-            if each.arg == keyword and isinstance(each.value, ast.Constant) and each.value.value is old
-        ]
-        return _with_texts(source, values, new)
+        values = [each.value for node in all_calls(source, names) for each in node.keywords if each.arg == keyword]
+        found = {value: text for value in values if (text := text_of(value)) is not None}
+        for value in sorted(found, key=_start, reverse=True):
+            source = _with_text(source, value, found[value])
+        return source if found else None
 
     return edit
 

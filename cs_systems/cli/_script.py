@@ -75,7 +75,8 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
     """Run the script with the recorder's options, and leave its records."""
     _restore_streams(options.pop("streams", ()))
     handover = options.pop("handover", None)
-    levers, seed, files = (options.pop(name, ()) for name in ("levers", "seed", "files"))  # set by a trial of advise
+    is_trial = "levers" in options  # of advise
+    levers, seed, files = (options.pop(name, ()) for name in ("levers", "seed", "files"))
     told: dict[str, Callable[[], bool]] = {}
     recorders: list[Any] = []
     children = Children()
@@ -83,10 +84,8 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
     def begin() -> None:
         from cs_systems.measure.recorder.unedited import ScriptRecorder
 
-        if levers or seed:
-            from cs_systems.advise import in_script
-
-            told.update(in_script.apply(levers, seed or 0))
+        if is_trial:
+            told.update(_begin_trial(levers, seed or 0))
         children.watch()
         recorders.append(ScriptRecorder(**options, waits_for_nsys=handover is not None))
 
@@ -102,10 +101,8 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
         if is_left or os.getpid() != process:
             return
         is_left = True
-        if told and not status and is_first_rank():
-            from cs_systems.advise import in_script
-
-            in_script.leave_unused(told, Path(options["out"]))
+        if not status:
+            _leave_unused(told, options["out"])
         state = random.getstate()  # importing the report's modules uses random numbers
         for recorder in recorders:
             recorder.close(error)
@@ -141,6 +138,23 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
     finally:
         sys.stdout.flush()
         leave(status, failed)
+
+
+def _begin_trial(levers: Sequence[str], seed: int) -> dict[str, Callable[[], bool]]:
+    """Apply the levers of a trial, and return the functions that tell whether they changed anything so far."""
+    from cs_systems.advise import in_script
+    from cs_systems.measure.recorder.unedited import leave_others_idle
+
+    leave_others_idle()
+    return in_script.apply(levers, seed)
+
+
+def _leave_unused(told: dict[str, Callable[[], bool]], out: str) -> None:
+    """Leave the names of levers that changed nothing in the folder of the trial."""
+    if told and is_first_rank():
+        from cs_systems.advise import in_script
+
+        in_script.leave_unused(told, Path(out))
 
 
 def _watch_ends(leave: Callable[..., None], leave_line: Callable[[], None]) -> None:

@@ -154,6 +154,11 @@ EDITS = {
         "from torch.utils import checkpoint as c\ny = a(b(x), mask=m)\nArguments(gradient_checkpointing=False)\n",
     ),
     "data_loader": ("DataLoader(data, num_workers=0)\n", f"DataLoader(data, num_workers={WORKERS})\n"),
+    "more_workers": ("DataLoader(data, num_workers=3)\n", "DataLoader(data, num_workers=6)\n"),
+    "persistent_workers": (
+        "DataLoader(a, num_workers=n)\nDataLoader(b, num_workers=0)\n",
+        "DataLoader(a, num_workers=n, persistent_workers=True)\nDataLoader(b, num_workers=0)\n",
+    ),
     "dynamic_shapes": (
         "a = torch.compile(a, dynamic=False)\nb = torch.compile(b)\nre.compile('x')\n",
         "a = torch.compile(a, dynamic=True)\nb = torch.compile(b, dynamic=True)\nre.compile('x')\n",
@@ -325,6 +330,8 @@ def test_lines_of_an_edited_script_keep_their_numbers() -> None:
         ("checkpointing", "", "the script recomputes nothing"),
         ("data_loader", "DataLoader(data, num_workers=4)", "the script sets num_workers itself"),
         ("compile", "from torch import compile as c\nmodel = c(model)", "the script calls torch.compile itself"),
+        ("persistent_workers", "DataLoader(data, num_workers=0)", "the script has no workers"),
+        ("more_workers", "DataLoader(data)", "the script has no workers"),
         ("dynamic_shapes", "re.compile('x')", "the script compiles no model"),
         ("evaluation_without_gradients", "import torch", "no function evaluates with gradients"),
         ("threads", "torch.set_num_threads(8)", "the number of threads is set already"),
@@ -362,6 +369,12 @@ plain = torch.optim.SGD(model.parameters(), foreach=True)
 assert optimizer.defaults["fused"] is True and plain.defaults["fused"] is None
 assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
 assert DataLoader(range(4)).num_workers > 0 and DataLoader(range(4), num_workers=3).num_workers == 3
+in_script.apply(["more_workers", "persistent_workers"], 0)
+loader = DataLoader(range(4), num_workers=3)
+assert loader.num_workers == 6 and loader.persistent_workers
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self): ...
+assert DataLoader(Stream()).num_workers == DataLoader(range(4), 2, False, None, None, 0).num_workers == 0
 model[1].weight.grad = torch.ones(4, 4)
 optimizer.zero_grad(set_to_none=False)
 assert model[1].weight.grad is None
@@ -395,6 +408,36 @@ def test_a_process_records_the_script_with_a_lever_and_leaves_its_folder_as_it_w
     made.copied({folder / "train.py": SCRIPT.replace("lr=1e-3", "lr=1e-2")}, copy)
     assert "lr=1e-2" in (copy / "train.py").read_text()
     assert (folder / "train.py").read_text() == SCRIPT
+
+
+OWN_RECORDER = """import torch
+from torch import nn
+from cs_systems import Recorder
+
+model = nn.Linear(4, 4)
+optimizer = torch.optim.AdamW(model.parameters())
+with Recorder(model, optimizer, out="runs/mine", steps=3) as recorder:
+    for _ in range(40):
+        with recorder.step(), recorder.phase("mine"):
+            model(torch.randn(2, 4)).sum().backward()
+            optimizer.step()
+"""
+
+
+def test_a_loop_with_its_own_recorder_is_recorded_once_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "train.py").write_text(OWN_RECORDER)
+    monkeypatch.chdir(folder)
+    options = {"name": "train", "warmup": 2, "steps": 8, "stop": True}
+    made = ScriptBench(["train.py"], all_levers(), tmp_path / "out", script_command, options)
+    record = made.measure(ScriptPlan(), 0)
+    assert (record.status, len(record.measurement.timed if record.measurement else ())) == ("ok", 8), record.reason
+    assert [file.name for file in folder.iterdir()] == ["train.py"]
+    failed = made.measure(ScriptPlan(("data_loader",)), 0)
+    assert failed.reason == "data_loader found nothing to change in this run"
 
 
 @pytest.mark.parametrize("processes", [0, 2])

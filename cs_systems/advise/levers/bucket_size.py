@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from cs_systems.advise.lever import Lever, ScriptChange
+import ast
+
+from cs_systems.advise.edits import chained, valued
+from cs_systems.advise.lever import Lever, ScriptChange, Situation
 from cs_systems.advise.levers import _ddp
 
-OPTION = {"bucket_cap_mb": 100}  # four times PyTorch's default
+KEYWORD, SIZE_MB = "bucket_cap_mb", 100  # four times PyTorch's default
+CAUSE = "small-buckets"
+OPTION = {KEYWORD: SIZE_MB}
+
+
+def unfit(situation: Situation) -> str | None:
+    is_small = CAUSE in situation.causes if situation.history else False
+    return _ddp.unfit(situation) if is_small else _ddp.unless_set(KEYWORD)(situation)
+
+
+def text_of(value: ast.expr) -> str | None:
+    """Return the larger size for another one that the script sets."""
+    return None if isinstance(value, ast.Constant) and value.value == SIZE_MB else str(SIZE_MB)
+
+
 LEVER = Lever(
     "sums of gradients over ranks in another order",
     None,
-    "DistributedDataParallel(model, bucket_cap_mb=100)",
+    f"DistributedDataParallel(model, {KEYWORD}={SIZE_MB})",
     0.03,
     ScriptChange(
-        "gradients in buckets of 100 MiB",
-        _ddp.unless_set("bucket_cap_mb"),
+        f"gradients in buckets of {SIZE_MB} MiB",
+        unfit,
         hook=_ddp.made_with(**OPTION),
-        patch=_ddp.patch(**OPTION),
+        patch=chained(valued(KEYWORD, text_of), _ddp.patch(**OPTION)),
     ),
-    remedies=("small-buckets",),
+    remedies=(CAUSE,),
 )

@@ -55,6 +55,32 @@ class _Since(NamedTuple):
     calls: Counter[Call]
 
 
+def leave_others_idle() -> None:
+    """Let each Recorder that the script makes itself record and write nothing, as if its recording were over.
+
+    For trials of advise, which record the process from outside.
+    """
+    enters, leaves, closes = Recorder.__enter__, Recorder.__exit__, Recorder.close
+
+    def enter(self: Recorder) -> Recorder:
+        if isinstance(self, ScriptRecorder):
+            return enters(self)
+        self._state = "done"
+        return self
+
+    def leave(self: Recorder, *error: Any) -> None:
+        leaves(self, *error) if isinstance(self, ScriptRecorder) else close(self)
+
+    def close(self: Recorder, error: BaseException | None = None) -> None:
+        if isinstance(self, ScriptRecorder):
+            closes(self, error)
+        else:
+            self._state = "closed"
+
+    for name, function in (("__enter__", enter), ("__exit__", leave), ("close", close)):
+        setattr(Recorder, name, function)
+
+
 class ScriptRecorder(Recorder):
     """Recorder that begins by itself and finds the steps; it accepts the other options of `Recorder`.
 

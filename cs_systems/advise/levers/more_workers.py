@@ -1,0 +1,48 @@
+"""Twice as many workers of a DataLoader, where the step waits for those that it has."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+from cs_systems.advise.edits import all_calls, valued
+from cs_systems.advise.lever import Lever, ScriptChange, Situation
+from cs_systems.advise.levers._loaders import NAMES, WAITS, has_workers, made_with
+
+TIMES = 2
+KEYWORD = "num_workers"
+
+
+def unfit(situation: Situation) -> str | None:
+    if not any(map(has_workers, all_calls(situation.source, NAMES))):
+        return "the script has no workers"
+    return "the step does not wait for data" if situation.history and WAITS not in situation.causes else None
+
+
+def hook() -> Callable[[], bool]:
+    def more(keywords: dict[str, Any]) -> bool:
+        number = keywords.get(KEYWORD)
+        if number:
+            keywords[KEYWORD] = TIMES * number
+        return bool(number)
+
+    return made_with(more)
+
+
+def text_of(value: ast.expr) -> str | None:
+    """Return the larger number of workers, where the script has a number."""
+    match value:
+        case ast.Constant(value=int(number)) if number > 0:
+            return str(TIMES * number)
+    return None
+
+
+LEVER = Lever(
+    "random changes of samples draw from the workers' seeds",
+    None,
+    f"DataLoader(…, num_workers=…)  # {TIMES} times as many",
+    0.05,
+    ScriptChange(f"{TIMES} times as many workers", unfit, hook=hook, patch=valued(KEYWORD, text_of, NAMES)),
+    remedies=(WAITS,),
+)
