@@ -1,13 +1,14 @@
 """Searches of `cs-systems advise` in programs with a planted fault that a lever mends, and in healthy ones.
 
-Question: is the lever that mends the fault kept, does its diff run, and is nothing claimed for a healthy program?
-Method: LEVERS maps faults of diagnosis_truth/faults/loops to the levers that mend them. Each program is searched with
-all levers, unedited, within the same time, on a CPU with one thread per process. A fault counts as mended if one of
-its levers is kept and the gain of all kept levers, measured side by side at the end, excludes 1. A healthy program
-counts as right if nothing is kept, or if the interval of the whole gain excludes 1: a program without a fault may still
-become faster. The diff is applied to a copy and timed by `--apply-patch`. Output: a markdown table: program, kept
-levers, whole gain with its interval, gain of the diff, verdict. Committed: profiles/diagnosis_truth/advised.md. For a
-quiet machine; about a minute and a half for each program.
+Question: is the lever that mends the fault kept, is its diff right, and is nothing claimed for a healthy program?
+Method: LEVERS maps 25 faults of diagnosis_truth/faults to the levers that mend them: loops and ranks on a CPU with one
+thread per process, and those of gpu/ where a GPU is. Each program is searched with all levers, unedited, within the
+same time. A fault counts as mended if one of its levers is kept and the gain of all kept levers, measured side by side
+at the end, excludes 1. The diff counts as right if it changes the program, runs in a copy (`--apply-patch`) and no kept
+lever with a patch is left to be written by hand; a lever that is a variable needs none. A healthy program counts as
+right if nothing is kept, or if the interval of the whole gain excludes 1: a program without a fault may still become
+faster. Output: a markdown table: program, kept levers, whole gain with its interval, gain of the diff, verdict.
+Committed: profiles/diagnosis_truth/advised.md. For a quiet machine; about a minute and a half for each program.
 
     python scripts/benchmarks/advised_faults.py
     python scripts/benchmarks/advised_faults.py --programs anomaly_mode healthy_plain --budget 60s --output table.md
@@ -27,29 +28,48 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FAULTS = Path(__file__).with_name("diagnosis_truth") / "faults" / "loops"
+FAULTS = Path(__file__).with_name("diagnosis_truth") / "faults"
 COMMITTED = ROOT / "profiles" / "diagnosis_truth" / "advised.md"
 LEVERS = {
     "anomaly_mode": ("anomaly_detection",),
     "archive_opened_per_item": ("data_loader",),
     "checkpoint_not_reentrant": ("checkpointing",),
     "checkpoint_reentrant": ("checkpointing",),
+    "compile_counter_in_module": ("dynamic_shapes",),
     "compile_each_length": ("dynamic_shapes",),
     "decode_in_getitem": ("data_loader",),
     "gc_collect_each_step": ("called_collections",),
     "gc_every_fourth": ("called_collections",),
+    "lists_in_collate": ("data_loader",),
+    "loader_made_anew": ("persistent_workers",),
     "tokenize_in_collate": ("data_loader",),
     "too_many_threads": ("threads",),
+    "two_slow_workers": ("more_workers",),
     "validation_builds_graphs": ("evaluation_without_gradients",),
+    "searches_unused_parameters": ("searched_parameters", "static_graph"),
+    "tiny_buckets": ("bucket_size",),
+    "augment_in_main_process": ("data_loader",),
+    "cache_emptied": ("called_collections",),
+    "fp32_language_model": ("tf32", "bf16"),
+    "lengths_compiled_anew": ("dynamic_shapes",),
+    "own_norm_and_activation": ("compile",),
+    "recomputes_with_room": ("checkpointing",),
+    "small_layers_eager": ("compile",),
+    "workers_started_each_epoch": ("persistent_workers",),
 }
 HEALTHY = ("healthy_accumulation", "healthy_augmentations", "healthy_inference", "healthy_lstm", "healthy_plain")
-ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "100"}
+ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "100"}
+BY_HAND = "write by hand, because the place was not found"
 DIFF = re.compile(r"^the diff, in a copy of the folder: (?:no sure gain: )?([\d.]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Searched:
-    """Answer of the search in one program. gain, low, high: of all kept levers; of_diff: of the diff alone."""
+    """Answer of the search in one program.
+
+    gain, low, high: of all kept levers; of_diff: of the diff alone. is_complete: whether the diff and the variables
+    have all kept levers.
+    """
 
     program: str
     kept: tuple[str, ...]
@@ -57,6 +77,7 @@ class Searched:
     low: float | None
     high: float | None
     of_diff: float | None
+    is_complete: bool
 
     @property
     def verdict(self) -> str:
@@ -65,18 +86,28 @@ class Searched:
             return "right" if not self.kept or (self.low or 0.0) > 1 else "a gain that is not sure"
         if not {*mending} & {*self.kept}:
             return f"not mended: {mending[0]} is not kept"
+        if not self.is_complete:
+            return "kept, but the diff is not right"
         return "mended" if (self.low or 0.0) > 1 else "kept, but the whole gain is not sure"
 
 
+def place(program: str) -> Path:
+    """Return the file of a program."""
+    return next(file for kind in ("loops", "ranks", "gpu") if (file := FAULTS / kind / f"{program}.py").exists())
+
+
 def search(program: str, budget: str) -> Searched:
+    original = place(program)
     with tempfile.TemporaryDirectory() as folder:
-        for file in (FAULTS / f"{program}.py", *FAULTS.glob("_*.py")):
+        for file in (original, *original.parent.glob("_*.py")):
             shutil.copy(file, folder)
         words = ["advise", "--budget", budget, "--warmup", "3", "--steps", "12", "--out", f"{folder}/out"]
+        launcher = ["torchrun", "--standalone", "--nproc-per-node", "2"] if original.parent.name == "ranks" else []
+        of_kind = {} if original.parent.name == "gpu" else {"CUDA_VISIBLE_DEVICES": ""}
         done = subprocess.run(
-            [sys.executable, "-m", "cs_systems", *words, "--apply-patch", "--", f"{program}.py"],
+            [sys.executable, "-m", "cs_systems", *words, "--apply-patch", "--", *launcher, f"{program}.py"],
             cwd=folder,
-            env={**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, **ENVIRONMENT, **of_kind, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
         )
@@ -88,7 +119,16 @@ def search(program: str, budget: str) -> Searched:
     gain, low, high = (1 / end if (end := whole.get(name)) else None for name in ("ratio", "high", "low"))
     kept = tuple(row["lever"] for row in advice["waterfall"] if row["status"] == "kept")
     of_diff = DIFF.search(done.stdout)
-    return Searched(program, kept, gain, low, high, float(of_diff[1]) if of_diff else None)
+    has_all = BY_HAND not in done.stdout and bool(of_diff or not advice["diff"])
+    return Searched(program, kept, gain, low, high, float(of_diff[1]) if of_diff else None, has_all)
+
+
+def programs() -> list[str]:
+    """Return the names of all programs that can run on this machine."""
+    import torch
+
+    names = [*LEVERS, *HEALTHY]
+    return names if torch.cuda.is_available() else [name for name in names if place(name).parent.name != "gpu"]
 
 
 def table(found: list[Searched], budget: str) -> str:
@@ -99,8 +139,9 @@ def table(found: list[Searched], budget: str) -> str:
     lines = [
         "# Planted faults, searched by advise",
         "",
-        f"{mended} of {len(of_faults)} faults are mended; nothing unproved is kept for {right} of {len(healthy)} "
-        f"healthy programs. A search of {budget} each, on {os.cpu_count()} CPU cores.",
+        f"{mended} of {len(of_faults)} faults are mended, of {len(LEVERS)} that have a lever; nothing unproved "
+        f"is kept for {right} of {len(healthy)} healthy programs. A search of {budget} each, on {os.cpu_count()} CPU "
+        "cores.",
         "",
         "| program | kept | whole gain | interval | the diff alone | verdict |",
         "| --- | --- | ---: | ---: | ---: | --- |",
@@ -116,12 +157,12 @@ def table(found: list[Searched], budget: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--programs", nargs="+", default=[*LEVERS, *HEALTHY])
+    parser.add_argument("--programs", nargs="+", help="names of programs; by default all that can run here")
     parser.add_argument("--budget", default="80s", help="time of each search")
     parser.add_argument("--output", type=Path, default=COMMITTED)
     args = parser.parse_args()
     found = []
-    for program in args.programs:
+    for program in args.programs or programs():
         found.append(search(program, args.budget))
         print(found[-1], found[-1].verdict, file=sys.stderr, flush=True)
     args.output.write_text(table(found, args.budget))
