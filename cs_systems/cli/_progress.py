@@ -50,7 +50,7 @@ def named(config: RunConfig, same: Collection[str] = ()) -> str:
 
 
 def current(progress: Progress, same: Collection[str] = ()) -> str:
-    """Return the cell that is measured now, with its round or its warm-up step; empty between cells.
+    """Return the cell that is measured now, with its round or its step; empty between cells.
 
     same: fields that all cells share, which are left out.
     """
@@ -63,6 +63,8 @@ def current(progress: Progress, same: Collection[str] = ()) -> str:
         seconds = progress.config.steps_s
         then = duration(seconds) if seconds else progress.config.steps
         place = f", warm-up step {done}/{steps}, then {then} timed"
+    if progress.timed:
+        place += f", timed step {progress.timed[0] + 1}/{progress.timed[1]}"
     return named(progress.config, same) + place
 
 

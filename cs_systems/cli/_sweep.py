@@ -243,7 +243,7 @@ class _Lines(AbstractContextManager["_Lines"]):
 
 
 class _Bar(AbstractContextManager["_Bar"]):
-    """Progress bar with the elapsed time, at most twice a second: at the end of a cell, before one, and in its warm-up.
+    """Progress bar with the elapsed time, at most twice a second: before, within and after a cell.
 
     From the first update on, only updates redraw it: a refreshing thread would disturb measurements. A cell is named by
     what differs from the others, so that its line fits; `same` are the fields that all cells share.

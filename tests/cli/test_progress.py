@@ -56,6 +56,7 @@ def test_current_cell_names_its_round_and_warmup_step() -> None:
     in_rounds = replace(CELL, rounds=5)
     assert current(Progress(0, 1, config=in_rounds, round=1)).endswith(", round 2/5")
     assert current(Progress(0, 1, config=CELL, warmup=(2, 5))).endswith(", warm-up step 2/5, then 5 timed")
+    assert current(Progress(0, 1, config=CELL, timed=(2, 5))).endswith(", timed step 3/5")
     assert current(Progress(0, 1)) == ""
 
 

@@ -45,7 +45,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Run(Message):
-    """Request to measure cells together; replies: `Visit`, `Warming`, `Experimenting`, `CellRecord`, `Done`.
+    """Request to measure cells together; replies: `Visit`, `Warming`, `Timing`, `Experimenting`, `CellRecord`, `Done`.
 
     out: the path prefix of a profiler's files. experiments_s: the time for experiments after the last steps.
     """
@@ -140,6 +140,18 @@ class Warming(Message):
 
 
 @dataclass(frozen=True)
+class Timing(Message):
+    """Progress of the timed steps of the visited cell: finished steps and their total.
+
+    It is sent between two timed steps every few seconds, and the next one begins when it has been shown.
+    """
+
+    cell: int
+    step: int
+    steps: int
+
+
+@dataclass(frozen=True)
 class Experimenting(Message):
     """Progress after the last step of the visited cell: the number of experiments, and their approximate total time."""
 
@@ -224,7 +236,7 @@ def _field_types(kind: type[Message]) -> dict[str, tuple[type, ...]]:
 
 _FIELDS = {kind: _field_types(kind) for kind in Message.__subclasses__()}
 REPLIES: dict[type[Message], tuple[type[Message], ...]] = {
-    Run: (Visit, Warming, Experimenting, CellRecord),
+    Run: (Visit, Warming, Timing, Experimenting, CellRecord),
     Preflight: (Predicted,),
     Forecast: (Forecasted,),
     Describe: (Described,),

@@ -39,7 +39,7 @@ from cs_systems.measure.runtime.own_errors import described, print_error
 from cs_systems.measure.runtime.plain_rows import DESCRIPTION, check_phases, plain_row, plain_tables
 from cs_systems.measure.runtime.process_state import ProcessState, seed_all
 from cs_systems.measure.runtime.timing import measure
-from cs_systems.measure.runtime.warming import WarmupProgress
+from cs_systems.measure.runtime.warming import TimedProgress, WarmupProgress
 from cs_systems.measure.workloads import Cell, Unavailable, Workload, _foreign
 from cs_systems.measure.workloads._batches import StepSize, differ, sizes_row
 from cs_systems.measure.workloads._foreign_errors import ForeignErrors
@@ -306,6 +306,8 @@ def _visit(cell: _Cell, round: int, out: Path | None, emit: Emit, *, shared: boo
         )
         if not config.is_distributed:  # ranks report no progress, because their supervisor would have to merge it
             samples = partial(samples, on_warmup=WarmupProgress(emit, cell.index, warmup, warmup_s))
+            if not config.is_profiled:  # a pause would be seen between the recorded steps
+                samples = partial(samples, on_timed=TimedProgress(emit, cell.index, steps))
         try:
             cell.samples += samples(cell.workload, region=region)
         except _foreign.FactoryFound as found:

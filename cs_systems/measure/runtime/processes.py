@@ -35,6 +35,7 @@ from cs_systems.measure.runtime.channel import (
     Message,
     Ready,
     Receiver,
+    Timing,
     Visit,
     Warming,
 )
@@ -366,7 +367,7 @@ class Worker:
             if isinstance(reply, Visit):
                 self._log.begin = reply.log_bytes
             yield reply
-            if not isinstance(reply, Warming):
+            if not isinstance(reply, (Warming, Timing)):
                 deadline = deadline_after(timeout_s)
 
     @property
@@ -409,7 +410,7 @@ class Expected:
     def check(self, reply: Message) -> None:
         if not isinstance(reply, self._kinds):
             raise ChannelError(f"a worker process sent an unexpected reply ({type(reply).__name__}); {BUG}")
-        if isinstance(reply, (Visit, Warming, Experimenting, CellRecord)) and reply.cell not in self._open:
+        if isinstance(reply, (Visit, Warming, Timing, Experimenting, CellRecord)) and reply.cell not in self._open:
             raise ChannelError(
                 f"a worker process replied for cell {reply.cell}, which is finished or was not requested; {BUG}"
             )

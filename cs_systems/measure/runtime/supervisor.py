@@ -27,6 +27,7 @@ from cs_systems.measure.runtime.channel import (
     Experimenting,
     Message,
     Ready,
+    Timing,
     Visit,
     Warming,
     run_request,
@@ -44,7 +45,7 @@ from cs_systems.measure.runtime.ranks import Kind, NotStarted, Ranks
 from cs_systems.measure.workloads import Cell
 from cs_systems.record import Environment, RunRecord, in_words
 
-Progressed = Visit | Warming | Experimenting
+Progressed = Visit | Warming | Timing | Experimenting
 OnVisit = Callable[[RunConfig, Progressed], None]
 ONE_WORKER = Kind()
 

@@ -21,7 +21,7 @@ from cs_systems.core.validation import arguments_checked, is_number, is_whole, s
 from cs_systems.formulas.memory.tables import ForecastRow, PreflightRow
 from cs_systems.measure.profilers import Profiler, ProfilerUnusable
 from cs_systems.measure.runtime import allowance, observed, profiled, scheduler
-from cs_systems.measure.runtime.channel import Experimenting, Visit
+from cs_systems.measure.runtime.channel import Experimenting, Timing, Visit
 from cs_systems.measure.runtime.journal import FolderRefused, Journal
 from cs_systems.measure.runtime.lifetime import torchrun_rank
 from cs_systems.measure.runtime.supervisor import Progressed, Supervisor
@@ -34,7 +34,7 @@ _YEAR_S = 365 * 86400  # the largest timeout that the system's wait accepts
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress update: sent between measurements and during a warm-up, never between timed steps."""
+    """Progress update: sent between measurements, during a warm-up, and every few seconds between timed steps."""
 
     done: int
     total: int
@@ -43,6 +43,7 @@ class Progress:
     note: str | None = None
     round: int | None = None  # round of the cell, from 0
     warmup: tuple[int, int] | None = None  # finished warm-up steps of the cell, and their total
+    timed: tuple[int, int] | None = None  # the same of its timed steps
     # number of the cell's experiments, and their approximate cost in s; sent before the first
     experiments: tuple[int, float] | None = None
 
@@ -453,6 +454,8 @@ def _measured(
             report(config=config, round=message.round)
         elif isinstance(message, Experimenting):
             report(config=config, experiments=(message.count, message.cost_s))
+        elif isinstance(message, Timing):
+            report(config=config, timed=(message.step, message.steps))
         else:
             report(config=config, warmup=(message.step, message.steps))
 

@@ -46,11 +46,13 @@ def measure(
     clock: Clock = time.perf_counter,
     region: Callable[[], AbstractContextManager[object]] = nullcontext,
     on_warmup: Callable[[int], object] = lambda done: None,
+    on_timed: Callable[[int], object] = lambda done: None,
 ) -> Iterator[Sample]:
     """Run warm-up steps (at least `warmup`, for at least `warmup_s` seconds), then timed ones likewise; yield samples.
 
     region: a context entered around the timed steps only.
     on_warmup: called with the number of finished warm-up steps before each further one, and never before a timed step.
+    on_timed: called with the number of finished timed steps before each further one, outside of any time.
     """
     probes = probes or Probes(device)
     hold_s = FIRST_HOLD_S if device.is_cuda and getattr(workload, "hides_launches", False) else None
@@ -66,6 +68,8 @@ def measure(
             elif timed == 0:
                 watched.enter_context(region())
                 begun = clock()
+            else:
+                on_timed(timed)
             sample = _sample(workload, device, probes, clock, hold_s, round=round, warmup=is_warmup)
             if hold_s is not None:
                 hold_s = min(HOLD_MARGIN * sum(sample.submit_s.values()), LONGEST_HOLD_S)

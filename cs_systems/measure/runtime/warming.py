@@ -1,16 +1,18 @@
-"""Progress of a warm-up, sent to the supervisor before warm-up steps only: nothing may disturb the timed ones."""
+"""Progress within a cell, sent to the supervisor between steps and shown before the next timed one begins."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-from cs_systems.measure.runtime.channel import Message, Warming
+from cs_systems.measure.runtime.channel import Message, Timing, Warming
 
 EVERY_S = 0.5  # least time between two messages
 # longest time that the supervisor needs to show a message, with a wide margin; no message is sent so soon before timed
 # steps
 SHOWN_S = 0.1
+TIMED_EVERY_S = 4.0  # least time between two messages while steps are timed
+PAUSE_S = 0.05  # before the next timed step, in which the supervisor shows the message
 
 
 class WarmupProgress:
@@ -43,3 +45,33 @@ class WarmupProgress:
         if done and now - self._last_sent >= EVERY_S and left_s >= SHOWN_S:
             self._last_sent = now
             self._send(Warming(self._cell, done, max(self._warmup, done + 1)))
+
+
+class TimedProgress:
+    """Callback that `measure` calls between two timed steps.
+
+    Args:
+        send: the function that sends a message.
+        cell: the number of the cell in the request.
+        steps: the number of timed steps.
+        clock: the clock, in s.
+        sleep: the function that waits.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[Message], object],
+        cell: int,
+        steps: int,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._send, self._cell, self._steps, self._clock, self._sleep = send, cell, steps, clock, sleep
+        self._last_sent = clock()
+
+    def __call__(self, done: int) -> None:
+        if self._clock() - self._last_sent < TIMED_EVERY_S:
+            return
+        self._send(Timing(self._cell, done, max(self._steps, done + 1)))
+        self._sleep(PAUSE_S)
+        self._last_sent = self._clock()

@@ -21,6 +21,7 @@ texts = st.text(max_size=20)
 messages = st.one_of(
     st.builds(Visit, st.integers(0, 99), st.none() | st.integers(0, 9), st.integers(0, 2**60)),
     st.builds(Warming, st.integers(0, 99), st.integers(0, 9), st.integers(0, 9)),
+    st.builds(channel.Timing, st.integers(0, 99), st.integers(0, 9), st.integers(0, 9)),
     st.builds(CellRecord, st.integers(0, 99), st.dictionaries(texts, texts | st.integers() | st.none()), st.booleans()),
     st.builds(Done, st.booleans()),
     st.builds(channel.Join, texts, st.floats(0, 1e6) | st.integers(0, 9)),

@@ -5,14 +5,15 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from cs_systems.instrument.annotate import annotate, listening
-from cs_systems.measure.runtime.channel import Warming
+from cs_systems.measure.runtime.channel import Timing, Warming
 from cs_systems.measure.runtime.timing import FIRST_HOLD_S, HOLD_MARGIN, LONGEST_HOLD_S, measure
-from cs_systems.measure.runtime.warming import WarmupProgress
+from cs_systems.measure.runtime.warming import PAUSE_S, TimedProgress, WarmupProgress
 
 
 class Machine:
@@ -196,6 +197,34 @@ def test_warmup_progress_is_reported_only_before_warmup_steps() -> None:
     run(machine, warmup=2, steps=3, on_warmup=lambda done: machine.journal.append(f"warmed {done}"))
     step = ["prepare", "sync", "forward", "backward", "sync"]
     assert machine.journal == ["warmed 0", *step, "warmed 1", *step, *step * 3]
+
+
+def test_timed_progress_is_called_between_timed_steps_alone() -> None:
+    machine = Machine(is_cuda=True, host_s=1.0, device_s=5.0)
+    run(machine, warmup=1, steps=3, on_timed=lambda done: machine.journal.append(f"timed {done}"))
+    step = ["prepare", "sync", "forward", "backward", "sync"]
+    assert machine.journal == [*step, *step, "timed 1", *step, "timed 2", *step]
+
+
+@pytest.mark.parametrize(("step_s", "steps", "sent"), [(0.01, 300, []), (0.5, 30, [8, 16, 24]), (6.0, 3, [1, 2])])
+def test_timed_messages_come_every_few_seconds_and_are_shown_before_the_next_step(
+    step_s: float, steps: int, sent: list[int]
+) -> None:
+    shown, now = list[tuple[int, float]](), [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    def send(message: Timing) -> None:
+        shown.append((message.step, now[0]))
+
+    progress = TimedProgress(send, 0, steps, lambda: now[0], sleep)  # type: ignore[arg-type]
+    for done in range(1, steps):
+        now[0] += step_s
+        progress(done)
+    assert [step for step, _ in shown] == sent
+    gaps = [later - at for (_, at), (_, later) in pairwise([(0, 0.0), *shown])]
+    assert all(4 <= gap <= max(5, step_s + PAUSE_S + 1e-9) for gap in gaps)
 
 
 @pytest.mark.parametrize(
