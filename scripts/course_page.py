@@ -10,6 +10,7 @@ The rest of the page is written by hand. tests/docs compares the page with what 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -71,23 +72,43 @@ def shown(words: list[str]) -> str:
 
 
 def excerpt(task: Task, number: int) -> str:
-    """Return the first lines that a step of a task printed; "" where it was not run.
+    """Return the first lines that a step of a task printed; "" where it was not run, or measured something else.
 
     A task by formula has one output, without a command.
     """
     file = RESULTS / (task.folder or task.name) / f"{task.name}.txt"
     if not file.is_file():
         return ""
-    outputs = re.split(r"^\$ cs-systems .*\n", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    if task.steps:
-        outputs = outputs[1:]
+    first, *rest = re.split(r"^\$ cs-systems (.*)\n", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    outputs = rest[1::2] if task.steps else [first]
     if number > len(outputs):
         return ""
+    if task.steps:
+        now = task.commands(task.full, f"runs/course/{task.folder or task.name}")[number - 1]
+        if not is_part_of(options(shlex.split(rest[2 * number - 2])), options(now)):
+            return ""
     output = outputs[number - 1].strip("\n")
     tables = "\n\n".join(answering(output, task.answers)) if task.answers else output
     lines = [line.rstrip() for line in tables.splitlines()]
     most = MOST_LINES * max(1, len(task.answers))
     return "\n".join([*lines[:most], "…"] if len(lines) > most else lines)
+
+
+def options(words: Sequence[str]) -> dict[str, set[str]]:
+    """Return the values of each option of a command, without those that have none."""
+    found: dict[str, set[str]] = {}
+    option = ""
+    for word in words:
+        if word.startswith("--"):
+            option = word
+        elif option:
+            found.setdefault(option, set()).add(word)
+    return found
+
+
+def is_part_of(printed: dict[str, set[str]], now: dict[str, set[str]]) -> bool:
+    """Return whether a command that printed something measured only what the present one measures."""
+    return all(values <= now.get(option, set()) for option, values in printed.items())
 
 
 def answering(output: str, captions: Sequence[str]) -> Iterator[str]:

@@ -33,6 +33,19 @@ def test_excerpt_is_the_output_of_one_step(tmp_path: Path, monkeypatch: pytest.M
     assert course_page.excerpt(task, 2) == "one"
 
 
+def test_output_of_a_command_that_measured_other_cells_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(course_page, "RESULTS", tmp_path)
+    task = tasks()["gradient_checkpointing"]
+    (tmp_path / task.name).mkdir()
+    file = tmp_path / task.name / f"{task.name}.txt"
+    file.write_text("$ cs-systems memory --skip-oom --checkpoint every:1 none\none\n")
+    assert course_page.excerpt(task, 1) == "one"
+    file.write_text("$ cs-systems memory --checkpoint every:3\none\n")
+    assert course_page.excerpt(task, 1) == ""
+
+
 def test_tables_that_answer_a_task_are_in_its_output() -> None:
     found = {task.name: course_page.excerpt(task, task.shows[0]) for task in tasks().values() if task.answers}
     shown = {name: " ".join(text.split()) for name, text in found.items() if text}
