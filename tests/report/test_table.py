@@ -42,6 +42,12 @@ def test_training_table_fits_80_columns(train_records: list[RunRecord]) -> None:
     assert "widen the terminal or choose columns with cs-systems report DIR --columns" in text.replace("\n", " ")
 
 
+def test_requested_memory_that_no_gpu_measured_has_a_note(train_records: list[RunRecord]) -> None:
+    asked = ["size", "before_backward_bytes", "peak_allocated_gib"]
+    assert "\nbefore bwd: measured on a GPU only" in render(train_records, columns=asked)
+    assert "measured on a GPU" not in render(train_records, columns=["size", "peak_allocated_gib"])
+
+
 def test_caption_shortens_a_script_with_many_arguments_and_tells_two_apart(build: Build) -> None:
     words = "train --data /data/path/to/somewhere --epochs 10 --weight-decay 0.1"
     names = [f"{LOOP}{words} --lr {rate}" for rate in ("3e-4", "1e-3")]

@@ -146,6 +146,8 @@ LEGENDS = {
     "hfu": "HFU: executed FLOP/s as a share of the device's peak at that precision",
 }
 
+OF_THE_ALLOCATOR = ("peak_allocated_", "peak_reserved_", "before_backward_")  # columns that only a GPU fills
+
 # Meanings of further columns, for the schema of a JSON document.
 MEANINGS = {
     "phase": "phase of the step that the row is about",

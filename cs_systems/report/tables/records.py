@@ -253,6 +253,8 @@ def _listed(whole: pd.DataFrame, rows: pd.DataFrame, asked: Sequence[str] | None
     leaves = chosen.leaves
     if chosen is layout.OTHER:
         leaves += _shortest_first([c for c in made if c.name in beside and c.name not in layout.ESSENTIAL])
+    if empty := [c.title for c in made if c.is_empty and c.name.startswith(layout.OF_THE_ALLOCATOR)]:
+        notes = [*notes, f"{', '.join(empty)}: measured on a GPU only"]
     return Table(caption, tuple(made), tuple(notes), tuple(rows["status"]), () if asked else leaves)
 
 
