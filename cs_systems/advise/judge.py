@@ -11,6 +11,7 @@ from cs_systems.analysis.comparison.loop_findings import SLOW_STEPS
 from cs_systems.analysis.comparison.runs import processes
 from cs_systems.core import statistics
 from cs_systems.core.tables import first_row
+from cs_systems.core.units import human
 from cs_systems.formulas import energy
 from cs_systems.record import RunRecord
 
@@ -107,6 +108,14 @@ def step_j(record: RunRecord) -> float | None:
 def tokens_per_j(record: RunRecord) -> float | None:
     tokens, joules = first_row(record.results, "ran").get("tokens"), step_j(record)
     return tokens / joules if tokens and joules else None
+
+
+def why_missing(goal: str, record: RunRecord) -> str:
+    """Return why the record of a start lacks the number of a goal."""
+    short = [row["window_s"] for row in energy.ENERGY.of(record.results) if row["energy_j"] is None]
+    if goal in OF_ENERGY and short:
+        return f"the timed steps take {human(short[0], 's')}, too short for the counter of joules; give more --steps"
+    return GOALS[goal].missing
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ def is_launcher(words: Sequence[str]) -> bool:
 
 def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the command of the launcher, empty without one, and the script with its arguments. Raises ConfigError."""
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1 and "RANK" in os.environ:
+        raise ConfigError(f"advise runs inside of a job of ranks, and starts the ranks itself; write {EXAMPLE}")
     if words and (program := Path(words[0]).name) in OTHERS:
         raise ConfigError(f"advise starts ranks with torchrun, not with {program}; write {EXAMPLE}")
     if not is_launcher(words):

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from cs_systems.advise.answer import ENDED, Answer, filled, row_of
 from cs_systems.advise.budget import PROOF
-from cs_systems.advise.judge import GOALS, LEAST_GAIN, MOST_PAIRS, OF_ENERGY, Judgement, peak_bytes
+from cs_systems.advise.judge import GOALS, LEAST_GAIN, MOST_PAIRS, OF_ENERGY, Judgement, peak_bytes, why_missing
 from cs_systems.advise.lever import (
     Cell,
     Lever,
@@ -95,8 +95,13 @@ class Search:
         """Try options until none or no time is left. Raises Unmeasurable."""
         first = self._measure(self.best)
         if first.measurement is None or not first.is_timing or self._now(first) is None:
-            raise Unmeasurable(first.reason or GOALS[self.situation.goal].missing)
+            raise Unmeasurable(first.reason or why_missing(self.situation.goal, first))
         self.situation = replace(self.situation, history=(first,))
+        if not self._has_time():
+            needed_s, left_s = ((PROOF + 1) * self.bench.process_s(), max(0.0, self.bench.left_s()))
+            self.say(
+                f"one trial and the proof of its gain take {human(needed_s, 's')}, and {human(left_s, 's')} are left"
+            )
         while (option := self._next()) is not None:
             self._try(option)
             self._look()

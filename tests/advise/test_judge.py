@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from cs_systems.advise.judge import is_uneven, judge_time, step_s
+from cs_systems.advise.judge import is_uneven, judge_time, step_s, why_missing
 from cs_systems.config import RunConfig
 from cs_systems.record import Measurement, RunRecord, Sample
 
@@ -41,3 +42,17 @@ def test_slow_steps_of_unknown_cause_do_not_count(unlike: Any) -> None:
     assert step_s(record) == pytest.approx(USUAL_S)
     assert is_uneven(process(0.0146))  # 10.3% of the loop
     assert not is_uneven(process(0.0142))  # 9.5%
+
+
+@pytest.mark.parametrize(
+    ("window_s", "goal", "reason"),
+    [
+        (0.4, "energy", "the timed steps take 400 ms, too short for the counter of joules; give more --steps"),
+        (None, "energy", "no counter of joules can be read here"),
+        (0.4, "time", "it has no valid time"),
+    ],
+)
+def test_start_without_the_goal_s_number_says_why(window_s: float | None, goal: str, reason: str) -> None:
+    row: Any = {"source": "nvml", "steps": 12, "window_s": window_s, "energy_j": None, "idle_w": None}
+    record = replace(process(0.01), results={"energy": [row]} if window_s else {})
+    assert why_missing(goal, record).startswith(reason)

@@ -23,7 +23,7 @@ from cs_systems.analysis.diagnosis import Diagnosis
 from cs_systems.cli import main
 from cs_systems.cli._advice import try_after_trace, try_command
 from cs_systems.cli._advise_script import left
-from cs_systems.config import RunConfig
+from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import plugins
 from cs_systems.measure.runtime.program import script_command
 from cs_systems.record import Measurement, Origin, RunRecord, Sample
@@ -273,12 +273,18 @@ def test_text_of_a_module_is_changed_where_no_hook_applies_the_lever(tmp_path: P
     subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | {"PYTHONPATH": path})
 
 
-def test_ranks_are_started_by_the_launcher_that_is_given() -> None:
+def test_ranks_are_started_by_the_launcher_that_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     launcher, words = split(["torchrun", "--nproc-per-node", "2", "train.py", "--lr", "1"])
     assert launcher == [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     assert words == ["train.py", "--lr", "1"]
     assert split(["python3", "-m", "torch.distributed.run", "--standalone", "train.py"])[0][3:] == ["--standalone"]
     assert split(["train.py", "torchrun"]) == ([], ["train.py", "torchrun"])
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(
+        ConfigError, match="inside of a job of ranks, and starts the ranks itself; write cs-systems advise --"
+    ):
+        split(["train.py"])
 
 
 RANKED = """from torch.nn.parallel import DistributedDataParallel as DDP
@@ -302,6 +308,13 @@ def test_levers_of_ranks_change_the_options_of_the_wrapper() -> None:
     assert text == RANKED.replace("find_unused_parameters=True,  # as before", added)
     alone = [*proposals(replace(situation, has_ranks=False), all_levers())]
     assert {one[1] for one in alone if isinstance(one, tuple) and one[0] in names} == {"the script runs as one process"}
+    small = "DistributedDataParallel(net, bucket_cap_mb=args.size)\n"
+    lever = all_levers()["bucket_size"].script
+    assert lever is not None
+    assert lever.patch is not None
+    assert lever.patch(small) == small.replace("args.size", "100")
+    assert lever.unfit(replace(situation, texts=(small,))) is None
+    assert lever.unfit(replace(situation, texts=(lever.patch(small),))) == "the buckets are as large already"
     averaged = replace(situation, texts=(RANKED + "model.no_sync()\n",))
     (reason,) = [one[1] for one in proposals(averaged, all_levers()) if isinstance(one, tuple) and one[0] == names[3]]
     assert reason == "the script leaves out the average in some passes, so that the graph is not the same"

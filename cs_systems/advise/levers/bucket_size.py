@@ -9,13 +9,12 @@ from cs_systems.advise.lever import Lever, ScriptChange, Situation
 from cs_systems.advise.levers import _ddp
 
 KEYWORD, SIZE_MB = "bucket_cap_mb", 100  # four times PyTorch's default
-CAUSE = "small-buckets"
 OPTION = {KEYWORD: SIZE_MB}
 
 
 def unfit(situation: Situation) -> str | None:
-    is_small = CAUSE in situation.causes if situation.history else False
-    return _ddp.unfit(situation) if is_small else _ddp.unless_set(KEYWORD)(situation)
+    is_large = f"{KEYWORD}={SIZE_MB}" in situation.source
+    return _ddp.unfit(situation) or ("the buckets are as large already" if is_large else None)
 
 
 def text_of(value: ast.expr) -> str | None:
@@ -34,5 +33,5 @@ LEVER = Lever(
         hook=_ddp.made_with(**OPTION),
         patch=chained(valued(KEYWORD, text_of), _ddp.patch(**OPTION)),
     ),
-    remedies=(CAUSE,),
+    remedies=("small-buckets",),
 )
