@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict, cast
 from tyro.conf import Positional, arg
 
 from cs_systems.analysis.comparison import SIDES
-from cs_systems.cli import _output
+from cs_systems.cli import _output, _tables
 from cs_systems.cli._options import MaybePath, Names, flag, one_name, optional, refuse
 from cs_systems.cli._output import Open, check_outputs, compared, deliver, joined, page_asked, terminal_width
 from cs_systems.config import ConfigError, describe, one_of
@@ -142,7 +142,8 @@ def run(args: Compare) -> int:
     check_outputs({"--output": args.output}, [args.a, args.b])
     (a, torn_a), (b, torn_b) = some_records(args.a), some_records(args.b)
     pairs = profiled_pairs(a, b)
-    texts, found, pictures, more = [], None, [], dict[str, int]()
+    texts, found, pictures = [], None, []
+    totals, cut = Counter[str](), set[str]()
     if not pairs or args.format == "csv" or undisturbed(a):
         found = _compared(args, a, b)
         texts.append(_timings(args, found, [*torn_a, *torn_b]))
@@ -157,9 +158,11 @@ def run(args: Compare) -> int:
             "--phase has no effect on two profiled runs, because all their phases are shown; leave out --phase"
         )
     if args.format not in ("csv", "github"):
-        texts += [_profiles(args, *pair, more) for pair in pairs]
+        if pairs and args.format == "json":
+            texts += [document.note(line) for line in (PROFILED, _tables.SHARES)]
+        texts += [_profiles(args, *pair, totals, cut) for pair in pairs]
     if args.format == "json" and not args.all:
-        texts.append(document.more(more))
+        texts.append(document.more({name: count for name, count in totals.items() if name in cut}))
     text = joined(texts, args.format, compared(args.a, args.b), pictures, others=[*a, *b])
     deliver(text, args.format, args.output, args.open)
     return _status(found, args.fail_on)
@@ -188,22 +191,25 @@ def _pictures(found: Comparison) -> list[tuple[str, str]]:
     return [(title, plot.drawn_svg(lambda: ratios.ratios(rows), "ratios"))] if rows else []
 
 
-def _profiles(args: Compare, cell: str, a: RunRecord, b: RunRecord, counts: dict[str, int]) -> str:
-    """Return the differences of a profiled cell; add to `counts` the rows of the tables that are not shown whole."""
+def _profiles(args: Compare, cell: str, a: RunRecord, b: RunRecord, totals: Counter[str], cut: set[str]) -> str:
+    """Return the differences of a profiled cell; count the rows of each table, and add to `cut` those not whole."""
     from cs_systems.analysis.comparison.profiles import DIFFERENCES, difference_of_records
-    from cs_systems.cli._tables import SHARES, Section, document_text
 
     found = [(by, difference_of_records(a, b, by)) for by in SPLITS.values()]
-    sections: list[Section] = []
+    sections: list[_tables.Section] = []
     for by, rows in found:
+        totals[DIFFERENCES[by].name] += len(rows)
         if (more := len(rows[TOP:-1])) and not args.all:
-            counts[DIFFERENCES[by].name] = len(rows)
+            cut.add(DIFFERENCES[by].name)
             notes = [f"{more} more with smaller differences; the records have all"]
             sections.append((DIFFERENCES[by], [*rows[:TOP], rows[-1]], notes))
         elif rows:
             sections.append((DIFFERENCES[by], rows, []))
+    if args.format == "json":  # whose notes stand apart from the tables
+        named = [(replace(table, caption=f"{cell}: {table.caption}"), rows, notes) for table, rows, notes in sections]
+        return "".join(_tables.document_text("json", [], named, args.output))
     sides = " · ".join(f"{side}: {describe(r.run_config)}" for side, r in zip(SIDES, (a, b), strict=True))
-    return "\n".join(document_text(args.format, [cell, sides, PROFILED, SHARES], sections, args.output))
+    return "\n".join(_tables.document_text(args.format, [cell, sides, PROFILED, _tables.SHARES], sections, args.output))
 
 
 def _compared(args: Compare, a: list[RunRecord], b: list[RunRecord]) -> Comparison:

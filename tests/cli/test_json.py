@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import cs_systems
 from cs_systems.cli import main
 from cs_systems.cli._output import joined
 from cs_systems.cli.schema import DOCUMENT, RECORD, schema
+from cs_systems.core.diagnostic import DIAGNOSTICS
 from cs_systems.report.reading import some_records
 from cs_systems.report.tables import document
 from tests.report.test_paper import CASES, MEASURING
@@ -20,6 +23,7 @@ from tests.report.test_paper import CASES, MEASURING
 ROOT = Path(__file__).parents[2]
 TRACE = ROOT / "tests" / "data" / "kineto_h200_step.json.gz"
 SNAPSHOT = ROOT / "tests" / "data" / "snapshot_h200_step.pickle.gz"
+MANY = ROOT / "profiles" / "softmax_and_matmul"  # of many profiled cells
 MORE = {
     "analyze --all": (TRACE, "--all"),
     "analyze --table": (TRACE, "--table", "kernels", "layers"),
@@ -107,7 +111,35 @@ def test_comparison_names_only_the_tables_that_it_cuts(capsys: pytest.CaptureFix
     assert main(["compare", many, many, "--format", "json", "--all"]) == 0
     whole = json.loads(capsys.readouterr().out)
     assert whole["more"] == {}
-    assert cut == {table["name"]: len(table["rows"]) for table in whole["tables"]}
+    rows = Counter[str]()
+    for table in whole["tables"]:
+        rows[table["name"]] += len(table["rows"])
+    assert cut == {"differences": rows["differences"]}  # the verdicts are whole
+
+
+@pytest.mark.parametrize("words", [("report", MANY), ("compare", MANY, MANY), ("compare", *MORE["compare --all"][:2])])
+def test_short_answer_about_many_cells_has_the_first_rows(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*map(str, words), "--format", "json"]) == 0
+    text = capsys.readouterr().out
+    tables = json.loads(text)["tables"]
+    assert len(text.encode()) <= document.MOST_BYTES
+    assert len(tables[0]["rows"]) >= document.FEWEST_ROWS
+    assert all(table["rows"] for table in tables)
+
+
+def test_short_answer_loses_words_before_rows(published: dict[str, Any]) -> None:
+    rows = [{"check": f"row {number}", "state": "ok", "found": "x" * 60, "remedy": None} for number in range(20)]
+    long = replace(DIAGNOSTICS, caption="caption " * 200, notes=("note " * 300,) * 9)
+    pieces = [document.note("sentence " * 400)] * 9 + [document.table(long, rows)] * 30
+    found = json.loads(document.document("".join([*pieces, document.more({})])))
+    Draft202012Validator(published).validate(found)
+    assert len(document.written(found).encode()) <= document.MOST_BYTES
+    assert [len(table["rows"]) for table in found["tables"]] == [document.FEWEST_ROWS] * len(found["tables"])
+    assert len(found["tables"]) > 3
+    assert found["more"] == {DIAGNOSTICS.name: 600}
+    assert max(map(len, found["notes"])) == document.LONGEST_NOTE
 
 
 def test_equal_inputs_give_equal_bytes(capsys: pytest.CaptureFixture[str]) -> None:

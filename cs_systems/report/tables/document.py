@@ -2,17 +2,17 @@
 
 While a command runs, each of its tables, answers and sentences becomes a piece, a line of JSON, where other formats
 have text. `document` puts the pieces together. A short answer ends with a piece that names the tables with more rows,
-and is cut until it fits MOST_BYTES.
+and is cut until it fits MOST_BYTES. A program reads the rows, so words go first: long captions, notes and evidence.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cs_systems.core.printable import plain
+from cs_systems.core.printable import plain, within
 from cs_systems.core.tables import Row, Table
 
 if TYPE_CHECKING:
@@ -23,6 +23,9 @@ SCHEMA_VERSION = 1
 CELLS = "cells"  # name of a table of records, whose columns are those of the frame
 MOST_BYTES = 8_000  # of a short answer: about 2,000 tokens
 MOST_EVIDENCE = 2  # rows of evidence per diagnosis in a short answer
+# What a short answer that is too long keeps of its words, and of each table before whole tables are left out.
+LONGEST_CAPTION, LONGEST_NOTE, MOST_NOTES, FEWEST_ROWS = 140, 160, 2, 4
+DIAGNOSES = "diagnoses"
 
 
 def table(declared: Table[Any], rows: Sequence[Row], notes: Iterable[str] = ()) -> str:
@@ -79,17 +82,60 @@ def error(message: str, status: int) -> str:
 
 
 def _cut(found: dict[str, Any]) -> dict[str, Any]:
-    """Return the document, within MOST_BYTES: the longest tables lose their last rows, and `more` counts them."""
-    if found["answer"]:
-        for one in found["answer"]["diagnoses"]:
-            del one["evidence"][MOST_EVIDENCE:]
-    while len(written(found).encode()) > MOST_BYTES:
-        longest = max(found["tables"], key=lambda one: len(written(one["rows"])), default=None)
-        if longest is None or not longest["rows"]:
-            break
-        found["more"].setdefault(longest["name"], len(longest["rows"]))
-        del longest["rows"][-max(1, len(longest["rows"]) // 8) :]
+    """Return the document within MOST_BYTES; `more` counts the rows of the tables that are cut, and the diagnoses."""
+    totals = {DIAGNOSES: len(_diagnoses(found))}
+    for one in found["tables"]:
+        totals[one["name"]] = totals.get(one["name"], 0) + len(one["rows"])
+    _cut_evidence(found, MOST_EVIDENCE)
+    cuts = _cuts(found, totals)
+    while len(written(found).encode()) > MOST_BYTES and next(cuts, None):
+        pass
     return found
+
+
+def _cuts(found: dict[str, Any], totals: Mapping[str, int]) -> Iterator[bool]:
+    """Make the document shorter, a cut at a time: words before rows, and the first table last."""
+    tables, diagnoses, more = found["tables"], _diagnoses(found), found["more"]
+    for each in (found, *tables):
+        each["notes"] = [within(note, LONGEST_NOTE) for note in each["notes"]]
+    for one in tables:
+        one["caption"] = within(one["caption"], LONGEST_CAPTION)
+    yield True
+    _cut_evidence(found, 1)
+    yield True
+    for each in (found, *tables):
+        del each["notes"][MOST_NOTES:]
+    yield True
+    while tables and len((longest := max(tables, key=_size))["rows"]) > FEWEST_ROWS:
+        more.setdefault(longest["name"], totals[longest["name"]])
+        del longest["rows"][max(FEWEST_ROWS, len(longest["rows"]) * 7 // 8) :]
+        yield True
+    _cut_evidence(found, 0)
+    yield True
+    for one in (tables, diagnoses):
+        while len(one) > 1:
+            name = one.pop()["name"] if one is tables else DIAGNOSES
+            more.setdefault(name, totals[name])
+            yield True
+    while tables and tables[0]["rows"][1:]:
+        more.setdefault(tables[0]["name"], totals[tables[0]["name"]])
+        tables[0]["rows"].pop()
+        yield True
+
+
+def _diagnoses(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the diagnoses of a document, as the list that it holds."""
+    return found["answer"]["diagnoses"] if found["answer"] else []
+
+
+def _cut_evidence(found: Mapping[str, Any], most: int) -> None:
+    for one in _diagnoses(found):
+        del one["evidence"][most:]
+
+
+def _size(one: Row) -> int:
+    """Return the bytes of the rows that a table may lose before others lose all; 0 if it has only a few rows."""
+    return len(written(one["rows"])) if len(one["rows"]) > FEWEST_ROWS else 0
 
 
 def _table(name: str, caption: str, rows: Sequence[Row], notes: Iterable[str]) -> Row:
