@@ -169,7 +169,9 @@ def _dispatch(command: str, words: Sequence[str]) -> int:
 
         args = replace(args, rest=rest)
     _say_editions(args)
-    with typed(words):
+    from cs_systems.cli._document import printing
+
+    with typed(words), printing(args):
         status: int = module.run(args)
     return status
 
@@ -211,8 +213,6 @@ def _printable_parser_errors(words: Sequence[str]) -> Iterator[None]:
 
 
 def _wants_json(words: Sequence[str]) -> bool:
-    if words[:1] == ["run"]:  # has no --format: the option is its script's
-        return False
     own = words[: words.index("--")] if "--" in words else words
     return "--format=json" in own or ("--format", "json") in pairwise(own)
 
@@ -254,15 +254,15 @@ def failed_file(error: OSError) -> str:
 def _fail(message: str, status: int, words: Sequence[str]) -> int:
     """Print the message, wrapped between words on a terminal, and return the status.
 
-    With --format json, the error is also a document on standard output.
+    With --format json, the error is also a document: on standard output, or after the message if that is a script's.
     """
-    if _wants_json(words):
-        from cs_systems.report.tables.document import error
-
-        print(error(message, status), end="")
     lines = visible(f"cs-systems: {message}").split("\n")
     if sys.stderr.isatty():
         width = shutil.get_terminal_size().columns
         lines = [textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in lines]
     print("\n".join(lines), file=sys.stderr)
+    if _wants_json(words):
+        from cs_systems.report.tables.document import error
+
+        print(error(message, status), end="", file=sys.stderr if words[:1] == ["run"] else sys.stdout)
     return status

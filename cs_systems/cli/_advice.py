@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cs_systems.advise.lever import Lever, Situation
     from cs_systems.analysis.diagnosis import Answer as DiagnosisAnswer
     from cs_systems.record import RunRecord
+    from cs_systems.report.advice import ToTryRow
 
 SCRIPT = "YOUR_SCRIPT.py"
 RECORD_BYTES = 20_000  # most bytes of a record of one process
@@ -67,17 +68,19 @@ def say(line: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def announce(situation: Situation, levers: Mapping[str, Lever], budget: str, start: str) -> None:
-    """Print what will be tried, how long it may take, and how much disk space it takes."""
+def announce(situation: Situation, levers: Mapping[str, Lever], budget: str, start: str) -> list[ToTryRow]:
+    """Print what will be tried, how long it may take, and how much disk space it takes; return what will be tried."""
     from cs_systems.advise.search import planned
 
-    options = [f"{one.lever} ({one.words})" for one in planned(situation, levers)]
+    rows: list[ToTryRow] = [{"lever": one.lever, "change": one.words} for one in planned(situation, levers)]
+    options = [f"{row['lever']} ({row['change']})" for row in rows]
     say(f"start: {start} on {situation.environment.device_name}")
     say(f"to try: {'; '.join(options) or 'nothing'}")
     say(
         f"at most {budget}, each option 1 to 6 processes; later options follow from those that are kept; "
         f"about {human(RECORD_BYTES, 'bytes')} of records per process"
     )
+    return rows
 
 
 def print_answer(answer: Answer) -> None:

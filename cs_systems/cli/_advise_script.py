@@ -46,9 +46,12 @@ def searched(asked: Asked) -> int:
     from cs_systems.advise.search import Search, Unmeasurable
     from cs_systems.advise.sources import sources
     from cs_systems.cli._advice import announce, say
+    from cs_systems.cli._document import add, failed
     from cs_systems.cli._output import Interrupted
     from cs_systems.cli._sweep import EXIT_NOTHING
     from cs_systems.cli.run import titles
+    from cs_systems.report.advice import TO_TRY
+    from cs_systems.report.tables import document
 
     launcher, words = split(asked.words)
     script = _script(words)
@@ -66,8 +69,9 @@ def searched(asked: Asked) -> int:
         texts=tuple(each.text for each in files),
         has_ranks=bool(launcher),
     )
-    announce(situation, chosen, asked.budget, command_line(*asked.words))
+    to_try = announce(situation, chosen, asked.budget, command_line(*asked.words))
     if asked.dry_run:
+        add(document.table(TO_TRY, to_try))
         return 0
     before = git_status()
     folder = asked.out or Path(tempfile.mkdtemp(prefix=f"cs-systems-advise-{script.stem}-"))
@@ -84,8 +88,7 @@ def searched(asked: Asked) -> int:
         _deliver(search, bench, folder, asked.words)
         raise Interrupted(folder) from None
     except Unmeasurable as reason:
-        say(f"the script cannot be measured as it is: {reason}")
-        return EXIT_NOTHING
+        return failed(f"the script cannot be measured as it is: {reason}", EXIT_NOTHING)
     finally:
         if (after := git_status()) != before:
             say(f"the script itself changed files of this repository: {' '.join((after or '').split())}")
@@ -122,6 +125,7 @@ def _deliver(search: Search, bench: ScriptBench, folder: Path, words: Sequence[s
     from cs_systems.advise.ranks import is_launcher
     from cs_systems.advise.sources import diff, shown_name
     from cs_systems.cli._advice import print_answer, print_report
+    from cs_systems.cli._document import is_wanted
     from cs_systems.cli._output import terminal_width
     from cs_systems.report.advice import FILE
     from cs_systems.report.files import write_file
@@ -149,7 +153,9 @@ def _deliver(search: Search, bench: ScriptBench, folder: Path, words: Sequence[s
     print_report(folder)
     if patch:
         write_file(folder / "advice.diff", patch.encode())
-        print(visible(f"diff:    {folder / 'advice.diff'}\n\n{patch}"), end="")
+        print(visible(f"diff:    {folder / 'advice.diff'}"))
+        if not is_wanted():  # else a note for each line
+            print(visible(f"\n{patch}"), end="")
 
 
 def left(answer: Answer) -> list[str]:

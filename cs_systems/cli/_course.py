@@ -10,14 +10,16 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 from cs_systems.cli import EXIT_INTERRUPTED
+from cs_systems.cli._document import is_wanted
 from cs_systems.cli._output import print_table
+from cs_systems.cli._tables import table_text
 from cs_systems.config import PRESETS, ConfigError, Mode, Precision, RunConfig, preset
 from cs_systems.core.course import Task
 from cs_systems.core.printable import command_line, visible
@@ -40,7 +42,17 @@ class TaskRow(TypedDict):
     state: Annotated[str, Column(note="by hand: sums without a command")]
 
 
+class CommandRow(TypedDict):
+    """Command of a task, with its exit status and time; null if it has not run."""
+
+    task: str
+    command: str
+    status: int | None
+    took_s: float | None
+
+
 TASKS = Table("tasks", TaskRow, "tasks of the course")
+COMMANDS = Table("task_commands", CommandRow, "commands of the tasks")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -301,10 +313,11 @@ def carried_out(plan: Plan, deadline: float | None = None) -> int:
     done: list[dict[str, Any]] = []
     with (plan.out / f"{plan.task.name}.txt").open("w", encoding="utf-8") as file:
         if plan.task.limits:
-            with redirect_stdout(_Tee(sys.stdout, file)):
-                from cs_systems.formulas.scaling import layer_limits
+            from cs_systems.formulas.scaling import layer_limits
 
-                print_table(layer_limits, layer_limits(plan.task.limits))
+            rows = layer_limits(plan.task.limits)
+            file.write(table_text(layer_limits, rows))
+            print_table(layer_limits, rows)
         for number, words in enumerate(plan.commands, 1):
             began, line = time.monotonic(), visible(command_line("cs-systems", *words))
             print(f"$ {line}", file=file)
@@ -312,7 +325,8 @@ def carried_out(plan: Plan, deadline: float | None = None) -> int:
                 done.append({"command": words, "status": None, "seconds": 0.0})
                 continue
             print(f"    {line}", flush=True)
-            with redirect_stdout(_Tee(sys.stdout, file) if number in plan.task.shows else file):
+            is_shown = number in plan.task.shows and not is_wanted()
+            with redirect_stdout(_Tee(sys.stdout, file) if is_shown else file):
                 # a task speaks of tables that a short answer leaves out
                 status = _status([*words, "--all"] if words[0] == "parallel" else words)
             done.append({"command": words, "status": status, "seconds": round(time.monotonic() - began, 1)})
@@ -334,6 +348,20 @@ def _status(words: list[str]) -> int:
     except Exception:
         traceback.print_exc()
         return 1
+
+
+def command_rows(plan: Plan) -> list[CommandRow]:
+    """Return the commands of a plan, with what the folder says of those that have run."""
+    words = [command_line("cs-systems", *each) for each in plan.commands]
+    file, steps = state_file(plan.task, plan.out), list[Any]()
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        steps = json.loads(file.read_text(encoding="utf-8"))["steps"]
+    ran = {command_line("cs-systems", *step["command"]): step for step in steps}
+    return [
+        {"task": plan.task.name, "command": line, "status": step.get("status"), "took_s": step.get("seconds")}
+        for line in words
+        for step in [ran.get(line, {})]
+    ]
 
 
 def state_file(task: Task, out: Path) -> Path:

@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from tyro.conf import arg
 
+from cs_systems.cli import _document
 from cs_systems.cli._options import one_name
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import plugins
@@ -79,9 +80,14 @@ def terminal_width(output: Path | None = None, stream: IO[str] | None = None) ->
 
 
 def print_table(table: Table[Any], rows: Sequence[Row], notes: Sequence[str] = (), alike: Sequence[str] = ()) -> None:
-    """Print the rows of a declared table; `alike` are columns to compare with each other, which share a unit."""
+    """Print the rows of a declared table, or add them to the document of the command.
+
+    `alike` are columns to compare with each other, which share a unit.
+    """
     from cs_systems.report.tables.rows import render_table
 
+    if _document.add(document.table(table, rows, notes)):
+        return
     width = terminal_width()
     with files.standard_output():
         print(render_table(table, rows, "terminal", notes, width, width is not None, alike))
@@ -93,6 +99,9 @@ def deliver(text: str, format: str, output: Path | None, opens: bool = False) ->
     Optionally open the file in a browser.
     """
     if format == "json":
+        if output is None and _document.add_whole(text):
+            return
+        _document.leave_to_file()
         text = document.document(text)
     if output is None:
         with files.standard_output():

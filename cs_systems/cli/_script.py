@@ -21,6 +21,7 @@ import threading
 import types
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,17 @@ from cs_systems.core import origin
 from cs_systems.core.printable import encodable, visible
 from cs_systems.core.step_kinds import FEWEST_AT_A_DISTANCE
 from cs_systems.core.validation import shown
+
+
+@dataclass(frozen=True)
+class Form:
+    """Format of the report, and the exit status of the script, which an error in JSON names."""
+
+    format: str = "terminal"
+    status: int = 0
+
+
+TERMINAL = Form()
 
 
 class _AtImportOfTorch(importlib.abc.MetaPathFinder):
@@ -74,7 +86,7 @@ def main() -> None:
 def _run(options: dict[str, Any], argv: list[str]) -> None:
     """Run the script with the recorder's options, and leave its records."""
     _restore_streams(options.pop("streams", ()))
-    handover = options.pop("handover", None)
+    handover, format = options.pop("handover", None), options.pop("format", "terminal")
     is_trial = "levers" in options  # of advise
     levers, seed, files = (options.pop(name, ()) for name in ("levers", "seed", "files"))
     told: dict[str, Callable[[], bool]] = {}
@@ -110,10 +122,9 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
             records = [record for recorder in recorders for record in recorder.records]
             failure = next((recorder.failure for recorder in recorders if recorder.failure), None)
             why = failure or why_nothing(status, children.remedy(), replaced_by)
-            _leave(records, handover, options["out"], why, argv)
-            print_whole_loop(records)
             for later in filter(None, (recorder.later_training() for recorder in recorders)):
                 print(f"cs-systems: {later}", file=sys.stderr)
+            _leave(records, handover, options["out"], why, argv, Form(format, status))
         random.setstate(state)
 
     def leave_line() -> None:
@@ -209,10 +220,10 @@ def _of_script(error: Exception) -> types.TracebackType | None:
     return trace
 
 
-def _leave(records: list[Any], handover: str | None, out: str, why_nothing: str, argv: list[str]) -> None:
+def _leave(records: list[Any], handover: str | None, out: str, why_nothing: str, argv: list[str], form: Form) -> None:
     """Print the table of the records, or save the records for the parent process that waits for nsys."""
     if handover is None:
-        conclude(records, out, why_nothing, argv)
+        conclude(records, out, why_nothing, argv, form)
         return
     from cs_systems.record import append_record
 
@@ -221,11 +232,14 @@ def _leave(records: list[Any], handover: str | None, out: str, why_nothing: str,
     Path(handover).touch()
 
 
-def conclude(records: list[Any], out: str, why: str, script: Sequence[str] = ()) -> None:
-    """Print the table of the records to standard error, and how to try the first remedy.
+def conclude(records: list[Any], out: str, why: str, script: Sequence[str] = (), form: Form = TERMINAL) -> None:
+    """Print the table of the records to standard error, and how to try the first remedy; or, as JSON, a document.
 
     why: the reason if there are no records, from `why_nothing`. script: the script and its arguments.
     """
+    if form.format == "json":
+        _print_document(records, out, why, form.status)
+        return
     if not records:
         print(f"cs-systems: nothing was recorded, because {why}", file=sys.stderr)
         return
@@ -252,6 +266,21 @@ def conclude(records: list[Any], out: str, why: str, script: Sequence[str] = ())
     if script[:1] not in ([], ["-m"]) and (words := try_command(answer, script=script)):
         text_of_all += f"\n{labelled_command('advise:', words, text_width(width))}"
     print(encodable(text_of_all, sys.stderr), file=sys.stderr)
+    print_whole_loop(records)
+
+
+def _print_document(records: list[Any], out: str, why: str, status: int) -> None:
+    """Print the records as one line on standard error, because standard output is the script's."""
+    from cs_systems.analysis.comparison.loop_findings import WHOLE_LOOP
+    from cs_systems.cli.profile import IN_DOCUMENT
+    from cs_systems.report.tables import document, records_document
+
+    if records:
+        pieces = records_document.measured(records, [WHOLE_LOOP.name, *IN_DOCUMENT, "ranges", "operators"])
+        text = document.document(pieces + document.note(f"records: {out}/records.jsonl"))
+    else:
+        text = document.error(f"nothing was recorded, because {why}", status)
+    print(encodable(text, sys.stderr), end="", file=sys.stderr)
 
 
 def print_whole_loop(records: Sequence[Any]) -> None:

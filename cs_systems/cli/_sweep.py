@@ -13,12 +13,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from cs_systems.analysis.comparison.own_code import OWN_CODE, compared
+from cs_systems.cli._document import add, is_wanted
 from cs_systems.cli._options import Sweep
 from cs_systems.cli._output import Interrupted, print_table, terminal_width
 from cs_systems.cli._progress import announced, clock, current, duration, named, outcome, progress_lines
 from cs_systems.config import RunConfig, describe, same_fields
 from cs_systems.core.experiments import EXPERIMENTS
-from cs_systems.core.printable import labelled_command, plain, visible
+from cs_systems.core.printable import command_line, labelled_command, plain, visible
 from cs_systems.core.tables import Column, Table
 from cs_systems.measure.runtime.sweep import Progress, check, preflight, sweep
 from cs_systems.record import RunRecord, records_path
@@ -43,7 +44,7 @@ class CellRow(TypedDict):
     note: str
 
 
-CELLS = Table("cells", CellRow, "cells to measure")
+CELLS = Table("to_measure", CellRow, "cells to measure")
 
 
 def run_and_report(
@@ -53,11 +54,12 @@ def run_and_report(
     seed: int,
     show: Callable[[RunRecord, Path], None] | None = None,
     experiments_s: float = 0.0,
+    tables: Sequence[str] = (),
 ) -> int:
     """Measure the cells (or list them, with --dry-run), print the table, and return the exit status.
 
     show: prints details of each record, given the folder that holds it, before the table.
-    experiments_s: the time for experiments of all cells together.
+    experiments_s: the time for experiments of all cells together. tables: those of a document, with --format json.
     """
     from cs_systems.analysis.comparison.verdict import verdict
     from cs_systems.report.tables.records import render
@@ -65,6 +67,13 @@ def run_and_report(
     if options.dry_run:
         return print_cells(configs, options)
     folder, records = measured(configs, options, command, seed, experiments_s)
+    status = exit_status(asked_for(records, options.of_share(configs)))
+    if is_wanted():
+        print_document(records, folder, tables)
+        if show:
+            for record in records:
+                show(record, folder)
+        return status
     answer = print_diagnoses(records)
     print_left_out(records)
     if show:
@@ -81,7 +90,19 @@ def run_and_report(
     words = ("cs-systems", "report", folder, "--format", "html", "--open")
     print(labelled_command("report:", words, text_width(width)))
     print_try(answer, records)
-    return exit_status(asked_for(records, options.of_share(configs)))
+    return status
+
+
+def print_document(records: Sequence[RunRecord], folder: Path, tables: Sequence[str] = ()) -> None:
+    """Add the records, with these tables of their results, to the document of the command."""
+    from cs_systems.analysis.comparison.verdict import verdict
+    from cs_systems.report.tables import records_document
+
+    add(records_document.measured(records, [*tables, OWN_CODE.name, EXPERIMENTS.name]))
+    if text := verdict(records):
+        print(text)
+    print(visible(f"records: {records_path(folder)}"))
+    print(visible(f"every row: {command_line('cs-systems', 'report', folder, '--format', 'json', '--table', 'NAME')}"))
 
 
 def print_diagnoses(records: Sequence[RunRecord]) -> Answer:

@@ -10,13 +10,13 @@ expected and its measured step, why others were not kept, and the command of the
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
+from cs_systems.cli._document import PrintedFormat, add, failed
 from cs_systems.cli._options import (
     Int,
     MaybePath,
@@ -82,6 +82,7 @@ class Advise:
     ] = None
     fresh: Annotated[bool, flag("rename the folder's old records, and measure everything again")] = False
     record_host: RecordHost = False
+    format: PrintedFormat = "terminal"
     cells: ModelCells = field(default_factory=ModelCells)
     steps: Steps = field(default_factory=lambda: Steps(steps=30, rounds=3))
     step: Workloads = field(default_factory=Workloads)
@@ -142,6 +143,8 @@ def _search(args: Advise, start: RunConfig, budget_s: float, limit_bytes: int | 
     from cs_systems.cli._output import Interrupted
     from cs_systems.cli._sweep import EXIT_NOTHING
     from cs_systems.measure.runtime.journal import Journal
+    from cs_systems.report.advice import TO_TRY
+    from cs_systems.report.tables import document
 
     environment = machine(start.device)
     if args.goal == "memory" and environment.device == "cpu":
@@ -152,8 +155,9 @@ def _search(args: Advise, start: RunConfig, budget_s: float, limit_bytes: int | 
     situation = Situation(start, environment, goal=args.goal, memory_bytes=limit_bytes, changes_batch=args.change_batch)
     every = all_levers()
     levers = {name: lever for name, lever in every.items() if lever.options and name in (args.levers or every)}
-    announce(situation, levers, args.budget, describe(start))
+    to_try = announce(situation, levers, args.budget, describe(start))
     if args.dry_run:
+        add(document.table(TO_TRY, to_try))
         return 0
     folder = Sweep(out=args.out).claim("advise")
     journal = Journal.prepare(folder, fresh=args.fresh, record_host=args.record_host)
@@ -169,8 +173,7 @@ def _search(args: Advise, start: RunConfig, budget_s: float, limit_bytes: int | 
             _deliver(search.answer(), folder)
             raise Interrupted(folder) from None
         except Unmeasurable as reason:
-            print(visible(f"cs-systems: the start cannot be measured: {reason}"), file=sys.stderr)
-            return EXIT_NOTHING
+            return failed(f"the start cannot be measured: {reason}", EXIT_NOTHING)
     _deliver(search.answer(), folder)
     return 0
 

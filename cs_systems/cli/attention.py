@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import arg
 
+from cs_systems.cli._document import PrintedFormat
 from cs_systems.cli._options import (
     MaybeNames,
     Names,
@@ -81,6 +82,7 @@ class Attention:
     cells: AttentionCells = field(default_factory=AttentionCells)
     steps: Steps = field(default_factory=Steps)
     sweep: Sweep = field(default_factory=Sweep)
+    format: PrintedFormat = "terminal"
 
 
 ARGS = Attention

@@ -31,6 +31,7 @@ from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core.collectives import COLLECTIVES, ELEMENT_BYTES, CollectiveShape, calls_for, readable_bytes
 from cs_systems.core.tables import Row, Table
 from cs_systems.record import RunRecord
+from cs_systems.report.tables import document
 
 FACTOR = 4  # factor between neighbouring sizes of a range
 
@@ -125,6 +126,7 @@ def run(args: Comm) -> int:
     tables = texts(records, args.format, terminal_width(args.output))
     pictures = pictures_of(records, "collectives") if args.format == "html" else []
     text = joined(tables, args.format, f"Collectives of {folder}", pictures, records)
+    text += document.more({}) if args.format == "json" and args.output is None else ""
     deliver(text, args.format, args.output, args.open)
     print_figure_and_paths(args.format, folder, "collectives", args.figure, records)
     return exit_status(asked_for(records, args.sweep.of_share(configs)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
@@ -17,12 +18,14 @@ from tyro.conf import Positional, arg
 
 from cs_systems.cli import EXIT_INTERRUPTED, _course
 from cs_systems.cli._course import Machine, Plan
+from cs_systems.cli._document import PrintedFormat, add
 from cs_systems.cli._options import MaybeFloat, MaybeInt, MaybeNames, MaybePath, MaybeText, flag, given, optional
 from cs_systems.cli._output import print_table, terminal_width
 from cs_systems.config import ConfigError, one_of
 from cs_systems.core import origin
 from cs_systems.core.course import Task, tasks
 from cs_systems.core.printable import command_line, visible
+from cs_systems.report.tables import document
 
 FOLDER = Path("runs/course")
 
@@ -47,6 +50,7 @@ class Course:
     fresh: Annotated[bool, flag("rename old records, and measure again")] = False
     budget_s: Annotated[MaybeFloat, optional("SECONDS", "begin no command that measures after so many seconds")] = None
     dry_run: Annotated[bool, flag("print the commands, and run nothing")] = False
+    format: PrintedFormat = "terminal"
 
 
 ARGS = Course
@@ -82,8 +86,9 @@ def run(args: Course) -> int:
             continue
         _print_plan(plan)
         if args.dry_run:
-            for words in plan.commands:
-                print(visible("    " + command_line("cs-systems", *words)))
+            if not add(document.table(_course.COMMANDS, _course.command_rows(plan))):
+                for words in plan.commands:
+                    print(visible("    " + command_line("cs-systems", *words)))
         else:
             deadline = None if args.budget_s is None else began + args.budget_s
             status = _run_task(plan, deadline)
@@ -92,6 +97,8 @@ def run(args: Course) -> int:
                 return status
             statuses.append(status)
             _print_answer(task)
+            add(document.table(_course.COMMANDS, _course.command_rows(plan)))
+            add(document.table(_course.TASKS, _rows([task], folder)))
     return max(statuses, default=0)
 
 
@@ -106,7 +113,7 @@ def _chosen(args: Course) -> list[Task]:
     if args.gpus is not None and not args.all:
         raise ConfigError("--gpus requires --all; add --all, or leave out --gpus")
     known = tasks()
-    if not (args.all or args.task) and (stray := [name for name in given(args) if name != "out"]):
+    if not (args.all or args.task) and (stray := [name for name in given(args) if name not in ("out", "format")]):
         raise ConfigError(f"--{stray[0].replace('_', '-')} requires a task; add its name, or --all")
     if args.all:
         found = [task for task in known.values() if args.gpus in (None, task.gpus)]
@@ -121,12 +128,14 @@ def _chosen(args: Course) -> list[Task]:
 
 def _list(folder: Path) -> None:
     known = tasks()
-    rows: list[_course.TaskRow] = [
-        {"task": name, "gpus": task.gpus, "state": _course.state(task, folder)} for name, task in known.items()
-    ]
-    print_table(_course.TASKS, rows)
+    print_table(_course.TASKS, _rows([*known.values()], folder))
     first = next(iter(known))
     print(visible(f"results: {folder}\nrun one: cs-systems course {first} (--dry-run prints its commands alone)"))
+
+
+def _rows(chosen: Sequence[Task], folder: Path) -> list[_course.TaskRow]:
+    """Return the tasks with their state in a folder of results."""
+    return [{"task": task.name, "gpus": task.gpus, "state": _course.state(task, folder)} for task in chosen]
 
 
 def _wrapped(text: str) -> str:

@@ -7,7 +7,6 @@ The exit status is 0 if naive attention, which every machine should run, works, 
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
@@ -16,9 +15,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated
 
-from cs_systems.cli._options import flag
+from cs_systems.cli._document import PrintedFormat, add
 from cs_systems.cli._output import print_table, terminal_width
 from cs_systems.core.diagnostic import DIAGNOSTICS, NEEDS_GPU, Diagnostic, diagnostic
 from cs_systems.core.printable import visible
@@ -30,7 +28,7 @@ FOR_A_GPU = ("triton", "nvtx", "nsys")  # they work without a GPU but add little
 
 @dataclass(frozen=True)
 class Doctor:
-    json: Annotated[bool, flag("print the rows as JSON")] = False
+    format: PrintedFormat = "terminal"
 
 
 ARGS = Doctor
@@ -39,16 +37,15 @@ ARGS = Doctor
 def run(args: Doctor) -> int:
     from cs_systems.cli._sweep import EXIT_NOTHING
     from cs_systems.measure.profilers import _nsys, ncu
+    from cs_systems.report.tables import document
     from cs_systems.report.tables.formats import text_width
 
     found_nsys = _nsys.check()
     rows = [_python(), *_diagnostics_of_worker(), _nvtx(found_nsys), found_nsys]
     rows += [_ncu(ncu.check(), has_gpu=any(map(_is_gpu, rows))), _folder(Path("runs"))]
-    if args.json:
-        print(json.dumps(rows, indent=1, ensure_ascii=False))
-    else:
+    if not add(document.table(DIAGNOSTICS, rows)):
         _show(rows)
-        print(f"{fill(visible(conclusion(rows)), text_width(terminal_width()), break_on_hyphens=False)}")
+    print(f"{fill(visible(conclusion(rows)), text_width(terminal_width()), break_on_hyphens=False)}")
     works = {row["check"] for row in rows if row["state"] == "ok"}
     return 0 if "attention naive" in works else EXIT_NOTHING
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from tyro.conf import arg
 
+from cs_systems.cli._document import is_wanted
 from cs_systems.cli._memory_text import COMPILED, print_memory, say
 from cs_systems.cli._options import (
     MaybePath,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 # tables of a record that hold memory results
 OF_MEMORY = {"memory_phases", "memory_parts", "residuals", "memory_ranges", "snapshot"}
+IN_DOCUMENT = ("memory_phases", "memory_components", "memory_parts", "residuals", "residual_blocks", "memory_ranges")
 WATCHED = {"snapshot", "residuals", "nsys", "no_caching_allocator", "best_checkpoint", "budget", "memory_limit"}
 FORMS = ("format", "output", "open")
 NOT_OF_FITS = WATCHED | {field.name for kind in (Sweep, Steps) for field in fields(kind)} - {"timeout_s"}
@@ -73,7 +75,7 @@ class Memory:
     budget: Annotated[MaybeText, optional("SIZE", "memory limit of --best-checkpoint, the CUDA context included")] = (
         None
     )
-    format: Annotated[Format, arg(help="format of the table of --fits")] = "terminal"
+    format: Annotated[Format, arg(help="json; of the table of --fits also others")] = "terminal"
     output: Annotated[MaybePath, optional("FILE", "file for the table of --fits, instead of the terminal")] = None
     open: Open = False
 
@@ -118,6 +120,7 @@ def run(args: Memory) -> int:
         measured,
         print_cells,
         print_diagnoses,
+        print_document,
         print_own_code,
         print_try,
     )
@@ -129,7 +132,7 @@ def run(args: Memory) -> int:
     configs = args.cells.configs(args.steps.base(), args.step)
     if args.fits is not None:
         if any(config.subject is Subject.OWN for config in configs):
-            forms = [name for name in given(args) if name in FORMS]
+            forms = [name for name in given(args) if name in FORMS and not (name == "format" and is_wanted())]
             refuse(forms, "--fits prints text, not a table, for a workload of your own")
         return _print_fits(page_asked(args), configs, _device_bytes(args.fits, "--fits"))
     if args.best_checkpoint != (args.budget is not None):
@@ -142,6 +145,10 @@ def run(args: Memory) -> int:
     if args.sweep.dry_run:
         return print_cells(cells, args.sweep)
     folder, records = measured(cells, args.sweep, "memory", args.steps.seed)
+    status = exit_status(asked_for(records, args.sweep.of_share(cells)))
+    if is_wanted():
+        print_document(records, folder, IN_DOCUMENT)
+        return status
     answer = print_diagnoses(records)
     for record in records:
         print_memory(record, folder)
@@ -149,7 +156,7 @@ def run(args: Memory) -> int:
     print_own_code(records)
     print(visible(f"records: {records_path(folder)}"))
     print_try(answer, records)
-    return exit_status(asked_for(records, args.sweep.of_share(cells)))
+    return status
 
 
 def _print_peaks(records: Sequence[RunRecord]) -> None:
@@ -176,12 +183,13 @@ def _device_bytes(text: str, option: str) -> int:
 def _check_used(args: Memory) -> None:
     """Raise ConfigError for options that --show, --fits or --best-checkpoint would ignore."""
     names = given(args)
+    as_json = ("format",) if is_wanted() and args.output is None else ()
     if args.show is not None:
-        refuse([name for name in names if name != "show"], "--show only prints recorded results")
+        refuse([name for name in names if name not in ("show", *as_json)], "--show only prints recorded results")
     if args.fits is not None:
         refuse([name for name in names if name in NOT_OF_FITS], "--fits predicts memory without measuring a step")
     else:
-        forms = [name for name in names if name in FORMS]
+        forms = [name for name in names if name in FORMS and name not in as_json]
         refuse(forms, "only --fits has a table in other formats; show a run by cs-systems report DIR --format")
     if args.best_checkpoint:
         itself = "--best-checkpoint runs every cell, and chooses its checkpoint plan and memory limit by --budget"
@@ -189,7 +197,7 @@ def _check_used(args: Memory) -> None:
 
 
 def _show(folder: Path) -> int:
-    from cs_systems.cli._sweep import print_diagnoses
+    from cs_systems.cli._sweep import print_diagnoses, print_document
     from cs_systems.report.reading import some_records
 
     records, complaints = some_records(folder)
@@ -198,6 +206,9 @@ def _show(folder: Path) -> int:
     shown = [record for record in records if OF_MEMORY & {*record.results, *record.artifacts}]
     if not shown:
         raise ConfigError(f"{folder} has no memory results; measure them with cs-systems memory --out DIR")
+    if is_wanted():
+        print_document(shown, folder, IN_DOCUMENT)
+        return 0
     print_diagnoses(shown)
     for record in shown:
         print_memory(record, folder)
@@ -342,7 +353,7 @@ def _run_within_budget(args: Memory, config: RunConfig, budget_bytes: int, *, on
     Raises ConfigError if nothing makes it fit.
     """
     from cs_systems.cli._forecasts import accuracy_of
-    from cs_systems.cli._sweep import asked_for, measured
+    from cs_systems.cli._sweep import asked_for, measured, print_document
     from cs_systems.formulas.memory.fit import CONTEXT_BYTES
 
     limit, ceiling = budget_bytes - CONTEXT_BYTES if on_gpu else None, budget_bytes
@@ -360,8 +371,11 @@ def _run_within_budget(args: Memory, config: RunConfig, budget_bytes: int, *, on
         cells = _measured_cells(args, [planned])
         folder, records = measured(cells, args.sweep, "memory", args.steps.seed)
         own = asked_for(records, cells)
-        for record in own:
-            print_memory(record, folder)
+        if is_wanted():
+            print_document(own, folder, IN_DOCUMENT)
+        else:
+            for record in own:
+                print_memory(record, folder)
         say(_result_in_budget(own[0], budget_bytes, best.needed_bytes - CONTEXT_BYTES))
         if own[0].status != "oom":
             return own

@@ -45,13 +45,14 @@ from cs_systems.cli._output import (
     sources_of,
     terminal_width,
 )
-from cs_systems.cli._tables import All, Section
+from cs_systems.cli._tables import SHORT, All, Section
 from cs_systems.config import STRATEGY_OPTIONS, ConfigError, RunConfig, describe, one_of, preset
 from cs_systems.core import plugins
 from cs_systems.core.fields import Subject
 from cs_systems.core.own_strategy import FORMS
 from cs_systems.core.tables import Row, Table
 from cs_systems.record import RunRecord
+from cs_systems.report.tables import document
 
 PROFILED = ("overlap", "rank_memory")
 WITH = (*PROFILED, "check")
@@ -133,8 +134,8 @@ def run(args: Parallel) -> int:
     if args.sweep.dry_run:
         return print_cells(configs, args.sweep)
     args = page_asked(args)
-    if args.all and (args.format != "terminal" or args.output is not None):
-        refuse(["all"], "a file, and a format other than terminal, has every table")
+    if args.all and (args.format not in SHORT or args.output is not None):
+        refuse(["all"], "a file, and a format other than terminal and json, has every table")
     outputs = {"--output": args.output, "--figure": figure_file(args.figure)}
     check_outputs(outputs, [*reads(args.sweep.out), *sources_of(configs)])
     folder, records = measured(configs, args.sweep, "parallel", args.steps.seed)
@@ -145,6 +146,7 @@ def run(args: Parallel) -> int:
     if args.format in ("html", "json"):
         pictures = pictures_of(recorded, "streams") if args.format == "html" else []
         tables = [joined(tables, args.format, f"Parallel strategies of {folder}", pictures, records)]
+        tables += [document.more({})] * (args.format == "json" and not args.all and args.output is None)
     deliver_tables(tables, args.format, args.output, [folder], args.open)
     print_figure_and_paths(args.format, folder, "streams", args.figure, recorded)
     if answer:

@@ -62,6 +62,7 @@ from cs_systems.core.tables import Row, Table
 from cs_systems.core.units import counted
 from cs_systems.core.validation import option
 from cs_systems.record import RunRecord
+from cs_systems.report.tables import document
 
 TOY = "toy"
 PRECISIONS = (
@@ -262,6 +263,7 @@ def _deliver(args: PrecisionOptions, records: Sequence[RunRecord], folder: Path)
     if args.format in ("html", "json"):
         pictures = pictures_of(curves, "curves") if args.format == "html" else []
         texts = [joined(texts, args.format, f"Precisions of {folder}", pictures, rest)]
+        texts += [document.more({})] * (args.format == "json" and args.output is None)
     deliver_tables(texts, args.format, args.output, [folder], args.open)
     stream = sys.stdout if args.format == "terminal" and args.output is None else sys.stderr
     if not args.show and "curves" in plot.kinds(curves):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import arg
 
 from cs_systems.cli._counters import counters_text
+from cs_systems.cli._document import PrintedFormat, is_wanted
 from cs_systems.cli._memory_text import say
 from cs_systems.cli._options import (
     Experiments,
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 PRINTED = ("steps", "ratio", "phases", "families", "kernels", "operators", "parts", "attention", "gaps")
 WITH = ("nsys", "kineto", "ncu")
+OF_MODULES = ("tree", "blocks", "classes")
+IN_DOCUMENT = ("overhead", *PRINTED, *OF_MODULES, "counters", "notes")
 TOP = 10  # printed rows of kernels and operators
 
 
@@ -63,6 +66,7 @@ class Profile:
     kernel: Annotated[MaybeText, optional("REGEX", "for ncu: only kernels whose function name matches")] = None
     range: Annotated[MaybeText, optional("NAME", "for ncu: only kernels inside this range: block 0/*/scores")] = None
     ncu_arg: Annotated[Repeated, optional("OPTION", "additional option of ncu: --ncu-arg=--launch-count=50")] = ()
+    format: PrintedFormat = "terminal"
 
 
 ARGS = Profile
@@ -87,7 +91,8 @@ def run(args: Profile) -> int:
             print(f"{command_line('mkdir', '-p', folder)} && {command_line(*command)}")
         return 0
     limit_s = args.experiments.limit_s(configs)
-    return run_and_report(configs, args.sweep, "profile", args.steps.seed, print_profile, experiments_s=limit_s)
+    show = None if is_wanted() else print_profile
+    return run_and_report(configs, args.sweep, "profile", args.steps.seed, show, limit_s, IN_DOCUMENT)
 
 
 def _options(args: Profile) -> tuple[str, ...]:
@@ -137,7 +142,7 @@ def print_profile(record: RunRecord, folder: Path) -> None:
             notes.append(f"{rest:.1%} of the time is in {counted(len(rows) - TOP, 'more kernel')}; the record has all")
         shown = rows[:TOP] if name in ("kernels", "operators") else rows
         print(table_text(DECLARED[name], shown, notes))
-    for name in (n for n in ("tree", "blocks", "classes") if results.get(n)):
+    for name in (n for n in OF_MODULES if results.get(n)):
         notes = [note["note"] for note in noted if note["table"] == name]
         print(table_text(DECLARED[name], results[name], notes))
     _print_artifacts(record, folder)

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from tyro.conf import Positional, arg
 
-from cs_systems.cli._options import MaybePath, MaybeText, Names, RecordHost, flag, optional
+from cs_systems.cli._document import PRINTED_FORMATS
+from cs_systems.cli._options import MaybePath, MaybeText, Names, RecordHost, flag, one_name, optional
 from cs_systems.config import ConfigError, one_of
 from cs_systems.core import origin
 from cs_systems.core.validation import short_name, shown
@@ -64,6 +65,11 @@ class Run:
     name: Annotated[MaybeText, optional("TEXT", "name of the loop in tables", "the script and its arguments")] = None
     out: Annotated[MaybePath, optional("DIR", "folder of the records", "runs/ and the script's name")] = None
     record_host: RecordHost = False
+    format: Annotated[
+        str,
+        one_name("format", PRINTED_FORMATS),
+        arg(help="of the report; json: one document, the last line on standard error"),
+    ] = "terminal"
 
 
 ARGS = Run
@@ -80,7 +86,7 @@ def run(args: Run) -> int:
     profile, snapshot = _profilers(args)
     options: dict[str, Any] = {"name": name, "out": str(out), "warmup": first, "steps": last - first}
     options |= {"profile": profile, "snapshot": snapshot, "stop": args.stop}
-    options |= {"record_host": args.record_host, "command": origin.command()}
+    options |= {"record_host": args.record_host, "command": origin.command(), "format": args.format}
     from cs_systems.cli._script import is_first_rank
     from cs_systems.measure.runtime.program import script_command
 
@@ -160,7 +166,7 @@ def _become(command: list[str]) -> NoReturn:
 
 def _below_nsys(options: dict[str, Any], words: list[str]) -> int:
     """Run the script's process under nsys, add the tables of the report to its record, and return its exit status."""
-    from cs_systems.cli._script import conclude, why_nothing
+    from cs_systems.cli._script import Form, conclude, why_nothing
     from cs_systems.core import plugins
     from cs_systems.measure.profilers import ProfilerUnusable
     from cs_systems.measure.profilers._nsys import last_line
@@ -168,6 +174,7 @@ def _below_nsys(options: dict[str, Any], words: list[str]) -> int:
     from cs_systems.record import read_records
 
     nsys, out = plugins.get("profilers", "nsys"), Path(options["out"])
+    format = options["format"]
     if reason := nsys.problem():
         raise ProfilerUnusable(reason, nsys.instead)
     probe = "import gc; gc.disable(); import torch; raise SystemExit(not torch.cuda.is_available())"
@@ -195,9 +202,8 @@ def _below_nsys(options: dict[str, Any], words: list[str]) -> int:
             )
         else:
             records = read_records(left)[0] if left.stat().st_size else []
-            conclude(
-                [_with_report(record, nsys, out, report) for record in records], str(out), why_nothing(status), words
-            )
+            read = [_with_report(record, nsys, out, report) for record in records]
+            conclude(read, str(out), why_nothing(status), words, Form(format, status))
     return status
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from cs_systems.cli._document import PrintedFormat
 from cs_systems.cli._options import Experiments, ModelCells, Steps, Sweep, Workloads, flag, of_each
 
 
@@ -16,6 +17,7 @@ class Time:
     step: Workloads = field(default_factory=Workloads)
     experiments: Experiments = field(default_factory=Experiments)
     warmup_study: Annotated[bool, flag("print every step, warm-up included, with the causes of slow ones")] = False
+    format: PrintedFormat = "terminal"
 
 
 ARGS = Time

@@ -54,6 +54,16 @@ WATERFALL = {
 OTHERS = Table("not_kept", TrialRow, "not kept", "change step_s reason")
 
 
+class ToTryRow(TypedDict):
+    """Option of a lever that applies to the start, before anything is measured."""
+
+    lever: str
+    change: str
+
+
+TO_TRY = Table("to_try", ToTryRow, "options that apply to the start, the most promising first")
+
+
 @dataclass(frozen=True)
 class Advice:
     """Answer of a search.

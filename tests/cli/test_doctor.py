@@ -25,8 +25,9 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Row]:
     from io import StringIO
 
     with alone_with_nsys(), redirect_stdout(StringIO()) as shown:
-        assert main(["doctor", "--json"]) == 0
-    return {row["check"]: row for row in json.loads(shown.getvalue())}
+        assert main(["doctor", "--format", "json"]) == 0
+    (table,) = json.loads(shown.getvalue())["tables"]
+    return {row["check"]: row for row in table["rows"]}
 
 
 def test_every_backend_is_available_or_has_a_reason(rows: dict[str, Row]) -> None:
@@ -194,8 +195,8 @@ def test_broken_torch_is_a_problem_of_the_worker(
     (tmp_path / "torch.py").write_text("raise ImportError('libtorch.so is broken')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with own_fork_server():
-        assert main(["doctor", "--json"]) == 3
-    by_name = {row["check"]: row for row in json.loads(capsys.readouterr().out)}
+        assert main(["doctor", "--format", "json"]) == 3
+    by_name = {row["check"]: row for row in json.loads(capsys.readouterr().out)["tables"][0]["rows"]}
     assert by_name["worker"]["state"] == "problem"
     assert "libtorch.so is broken" in by_name["worker"]["found"]
     assert by_name["worker"]["remedy"].startswith("pip install")

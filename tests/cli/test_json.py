@@ -6,15 +6,19 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
 
 import cs_systems
-from cs_systems.cli import main
+from cs_systems.cli import main, profile
+from cs_systems.cli._document import failed, printing
 from cs_systems.cli._output import joined
+from cs_systems.cli._sweep import print_document
 from cs_systems.cli.schema import DOCUMENT, RECORD, schema
+from cs_systems.core.course import tasks
 from cs_systems.core.diagnostic import DIAGNOSTICS
 from cs_systems.report.reading import some_records
 from cs_systems.report.tables import document
@@ -97,9 +101,60 @@ def test_error_is_a_document_with_the_exit_status(
     assert message in " ".join(err.split())
 
 
-def test_option_of_a_recorded_script_is_not_the_format_of_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "train.py", "--format", "json"]) == 2
-    assert capsys.readouterr().out == ""
+def test_run_leaves_standard_output_to_the_script(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--format", "json", "--", "no.py"]) == 2
+    out, err = capsys.readouterr()
+    assert json.loads(err.splitlines()[-1])["error"]["status"] == 2
+    assert out == ""
+    assert main(["run", "--", "no.py", "--format", "json"]) == 2  # the script's option
+    assert "{" not in "".join(capsys.readouterr())
+
+
+def test_document_of_measured_records_has_their_cells_first_and_sentences_on_standard_error(
+    published: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with printing(SimpleNamespace(format="json")):
+        print_document(some_records(MANY)[0], MANY, profile.IN_DOCUMENT)
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    Draft202012Validator(published).validate(found)
+    assert len(out.encode()) <= document.MOST_BYTES
+    assert [table["name"] for table in found["tables"]][:3] == [document.CELLS, document.CELLS, "overhead"]
+    assert all(table["rows"] for table in found["tables"])
+    assert found["more"]["kernels"] == 196
+    assert f"records: {MANY}/records.jsonl" in err
+
+
+def test_shown_memory_is_a_document_of_the_recorded_tables(
+    published: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = ROOT / "profiles/memory_best_checkpoint"
+    assert main(["memory", "--show", str(folder), "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    Draft202012Validator(published).validate(found)
+    (table,) = [table for table in found["tables"] if table["name"] == "memory_phases"]
+    recorded = next(r.results["memory_phases"] for r in some_records(folder)[0] if "memory_phases" in r.results)
+    assert {name: table["rows"][0][name] for name in recorded[0]} == recorded[0]
+
+
+def test_failed_search_is_an_error_document(capsys: pytest.CaptureFixture[str]) -> None:
+    with printing(SimpleNamespace(format="json")):
+        print("a sentence")
+        assert failed("the start cannot be measured: no memory", 3) == 3
+    out, err = capsys.readouterr()
+    assert json.loads(out)["error"] == {"message": "the start cannot be measured: no memory", "status": 3}
+    assert err.startswith("a sentence\n")
+
+
+def test_course_lists_its_tasks_and_gives_their_numbers(
+    published: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (task,) = [one.name for one in tasks().values() if one.name == "naive_ddp"]
+    assert main(["course", "--out", str(tmp_path), "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    Draft202012Validator(published).validate(found)
+    rows = {row["task"]: row["state"] for row in found["tables"][0]["rows"]}
+    assert (len(rows), rows[task]) == (len(tasks()), "not begun")
 
 
 def test_comparison_names_only_the_tables_that_it_cuts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import random
 from collections.abc import Iterator, Sequence
 from itertools import combinations
@@ -11,13 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from cs_systems.advise import cells
 from cs_systems.cli import COMMANDS, _course, _sweep, main
+from cs_systems.cli._document import WITHOUT
 from cs_systems.cli._options import ModelCells, Steps, of_each
+from cs_systems.cli.schema import DOCUMENT, schema
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.measure.runtime.sweep import check
 from cs_systems.record import Row, append_record
+from cs_systems.report.tables.document import MOST_BYTES
 from tests.advise.test_search import CPU
 from tests.report.conftest import ok, train_config
 
@@ -101,6 +106,21 @@ def test_absurd_values_never_end_in_a_traceback(command: str, capsys: pytest.Cap
             continue
         for value in random.Random(number).sample(ABSURD, 2):
             status([command, *REQUIRED[command], f"--{name.replace('_', '-')}={value}"], capsys)
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c != "doctor"])  # whose rows test_doctor reads
+def test_every_command_writes_one_document_or_says_why_not(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    has_option = "format" in dict(of_command(command))
+    assert has_option != (command in WITHOUT)
+    if has_option:
+        code = main([command, *REQUIRED[command], "--format", "json"])
+        out, err = capsys.readouterr()
+        text = err.splitlines()[-1] if command == "run" else out  # standard output is the script's
+        found = json.loads(text)
+        Draft202012Validator(schema(DOCUMENT)).validate(found)
+        assert len(text.encode()) <= MOST_BYTES
+        assert code == found.get("error", {"status": 0})["status"]
+        assert "error" in found or found["tables"] or found["notes"]
 
 
 @pytest.mark.parametrize("option", ["batch-size", "context-length", "num-layers", "steps", "memory-limit", "timeout-s"])

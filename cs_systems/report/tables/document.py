@@ -25,7 +25,7 @@ MOST_BYTES = 8_000  # of a short answer: about 2,000 tokens
 MOST_EVIDENCE = 2  # rows of evidence per diagnosis in a short answer
 # What a short answer that is too long keeps of its words, and of each table before whole tables are left out.
 LONGEST_CAPTION, LONGEST_NOTE, MOST_NOTES, FEWEST_ROWS = 140, 160, 2, 4
-DIAGNOSES = "diagnoses"
+DIAGNOSES, FEWEST_DIAGNOSES = "diagnoses", 3
 
 
 def table(declared: Table[Any], rows: Sequence[Row], notes: Iterable[str] = ()) -> str:
@@ -60,6 +60,11 @@ def more(rows: Mapping[str, int]) -> str:
     return _piece(more=rows)
 
 
+def failure(message: str, status: int) -> str:
+    """Return the piece of a command that failed with this exit status: the document has nothing else."""
+    return _piece(error={"message": plain(message), "status": status})
+
+
 def document(pieces: str) -> str:
     """Return the pieces as one JSON object, with a line break at its end."""
     found: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "answer": None, "notes": [], "tables": [], "more": {}}
@@ -70,9 +75,13 @@ def document(pieces: str) -> str:
             found["tables"].append(content)
         elif kind == "note":
             found["notes"].append(content)
+        elif kind == "error":
+            return error(**content)
+        elif kind == "more":
+            found["more"] |= content
+            is_short = True
         else:
             found[kind] = content
-            is_short = is_short or kind == "more"
     return written(_cut(found) if is_short else found)
 
 
@@ -112,9 +121,9 @@ def _cuts(found: dict[str, Any], totals: Mapping[str, int]) -> Iterator[bool]:
         yield True
     _cut_evidence(found, 0)
     yield True
-    for one in (tables, diagnoses):
-        while len(one) > 1:
-            name = one.pop()["name"] if one is tables else DIAGNOSES
+    for one, fewest in ((diagnoses, FEWEST_DIAGNOSES), (tables, 1), (diagnoses, 1)):
+        while len(one) > fewest:
+            name = one.pop().get("name", DIAGNOSES)
             more.setdefault(name, totals[name])
             yield True
     while tables and tables[0]["rows"][1:]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from cs_systems.config import describe, one_of
 from cs_systems.core.tables import Row, Table, declared
@@ -19,10 +19,23 @@ def tables(records: Sequence[RunRecord], names: Sequence[str]) -> str:
     return "".join(_table(records, one_of("table", name, known)) for name in names)
 
 
-def more(records: Sequence[RunRecord]) -> str:
-    """Return the piece that ends a short answer: the tables of these records, and the number of their rows."""
+def measured(records: Sequence[RunRecord], names: Iterable[str] = ()) -> str:
+    """Return the pieces of a command that measured: diagnoses, origin, cells, then those of these tables with rows."""
+    from cs_systems.analysis.diagnosis import diagnose
+    from cs_systems.report import origins
+    from cs_systems.report.tables.records import render
+
+    known = _rows(without_retried(records))
+    shown = [name for name in names if name in known]
+    begin = [document.answer(diagnose(records)), *map(document.note, origins.lines(records)), render(records, "json")]
+    return "".join([*begin, tables(records, shown), more(records, shown)])
+
+
+def more(records: Sequence[RunRecord], shown: Collection[str] = ()) -> str:
+    """Return the piece that ends a short answer: the tables of these records that are not shown, with their rows."""
     records = without_retried(records)
-    return document.more({document.CELLS: len(records), **{name: len(rows) for name, rows in _rows(records).items()}})
+    left = {name: len(rows) for name, rows in _rows(records).items() if name not in shown}
+    return document.more({document.CELLS: len(records), **left})
 
 
 def _table(records: Sequence[RunRecord], name: str) -> str:
