@@ -89,12 +89,16 @@ class Analyze:
     no_cache: Annotated[bool, flag("parse every trace again, also if it is unchanged since it was last read")] = False
     format: Annotated[Format, arg(help="output format; html: a page with the timeline")] = "terminal"
     output: Annotated[MaybePath, optional("FILE", "file for the output, instead of the terminal")] = None
+    export: Annotated[
+        MaybePath,
+        optional("FILE", "also write the trace for Perfetto, with steps, phases, layers and causes: .json.gz"),
+    ] = None
     open: Open = False
 
 
 def check_what_if(args: Analyze) -> None:
     """Raise ConfigError for options that have no effect together with --what-if."""
-    refuse([name for name in ("table", "all", "top") if getattr(args, name)], "--what-if shows its own table")
+    refuse([name for name in ("table", "all", "top", "export") if getattr(args, name)], "--what-if shows its own table")
     if args.format == "html":
         raise ConfigError("--what-if has no page; leave out --format html and --open")
 

@@ -9,6 +9,7 @@ Times under a profiler show shares and causes; to know how long a step takes, us
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ from cs_systems.cli._tables import (
 )
 from cs_systems.config import ConfigError
 from cs_systems.core.formats import TIMELINE, offered, refuse_other, suffixes
-from cs_systems.core.printable import labelled_command
+from cs_systems.core.printable import labelled_command, visible
 from cs_systems.core.range_names import SPLITS
 from cs_systems.core.tables import Row
 from cs_systems.core.units import counted
@@ -56,7 +57,11 @@ def run(args: Analyze, merges: bool = True) -> int:
         raise no_file(args, "a trace, the traces of all ranks, a folder or an archive")
     args = page_asked(args)
     check_all(args)
-    check_outputs({"--output": args.output}, args.files)
+    if args.export is not None:
+        from cs_systems.report import chrome_trace
+
+        chrome_trace.check(args.export)
+    check_outputs({"--output": args.output, "--export": args.export}, args.files)
     _check_between(args)
     from cs_systems.core.sources import opened
 
@@ -64,6 +69,10 @@ def run(args: Analyze, merges: bool = True) -> int:
         text = _text(args, sources, merges)
     deliver(text, args.format, args.output, args.open)
     return 0
+
+
+def _refuse_export(args: Analyze, instead: str = "") -> None:
+    refuse(["export"] * (args.export is not None), f"--export writes the trace of one process{instead}")
 
 
 def _check_between(args: Analyze) -> None:
@@ -96,6 +105,7 @@ def _text(args: Analyze, sources: Sequence[Source], merges: bool) -> str:
     if readable:
         refuse_unused(args.files, readable, "trace")
     if merges and (ranks := ranks_in(sources, args.ranks)):
+        _refuse_export(args)
         return ranks_text(args, ranks)
     if len(sources) == 2 and len(traces_in(sources)) == 2 and not any(source.is_inside for source in sources):
         return _tables_of_traces(args, sources)
@@ -107,6 +117,7 @@ def _text(args: Analyze, sources: Sequence[Source], merges: bool) -> str:
         for path in (*args.files, *(source.path for source in sources)):
             refuse_other(path, "analyze")
         raise ConfigError(f"{args.files[0]} contains no trace; give {offered('analyze')}, or a folder of them")
+    _refuse_export(args)
     return inventory_text(args, sources)
 
 
@@ -131,9 +142,17 @@ def _tables_of_traces(args: Analyze, sources: Sequence[Source]) -> str:
     if args.format == "html" and not compares:
         unfit = [name for name in ("table", "top") if getattr(args, name)]
         refuse(unfit, "a page (--format html or --open) always shows every table")
+    if compares:
+        _refuse_export(args)
     profiles = read_profiles(args, sources)
     if not compares and (ranks := ranks_inside(args, sources[0], profiles[0])):
+        _refuse_export(args, "; choose one with --process")
         return ranks_text(args, ranks)
+    if args.export is not None:
+        from cs_systems.report import chrome_trace
+
+        chrome_trace.write(profiles[0], _answer(profiles[0]), args.export)
+        print(visible(f"export: {args.export} (open it in ui.perfetto.dev)"), file=sys.stderr)
     if args.format == "html" and not compares:
         from cs_systems.analysis.attribution.range_tree import range_tree
         from cs_systems.analysis.attribution.timeline import results, view

@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from cs_systems.config import ConfigError
 
@@ -34,14 +35,21 @@ def write_file(file: Path, content: bytes) -> None:
     Missing folders are created. A device and a FIFO receive the content directly.
     Raises ConfigError if the file cannot be written.
     """
+    with writing(file) as stream:
+        stream.write(content)
+
+
+@contextmanager
+def writing(file: Path) -> Iterator[IO[bytes]]:
+    """Yield a stream for the file's new content, as `write_file` does for content that is written in parts."""
     with _named(file):
         if _is_stream(file):
             with os.fdopen(_opened(file), "wb") as stream:
-                stream.write(content)
+                yield stream
             return
         with _beside(file) as (target, made):
             with made.open("wb") as stream:
-                stream.write(content)
+                yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
             made.replace(target)
