@@ -672,6 +672,7 @@ CASES: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
+@cache
 def kept() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(KEPT.read_text())
     return found

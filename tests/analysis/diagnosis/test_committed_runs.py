@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,9 +21,14 @@ BROKEN = 0.97  # of a bound: a measured time below it breaks the bound
 
 
 @functools.cache
+def records_of(run: Path) -> list[RunRecord]:
+    return read_records(run)[0]
+
+
+@functools.cache
 def followed(run: Path) -> list[tuple[RunConfig, Diagnosis, float, float]]:
     """Return (cell, its diagnosis, its time, time of a cell that follows the remedy and differs in nothing else)."""
-    return [*_followed(read_records(run)[0])]
+    return [*_followed(records_of(run))]
 
 
 def _followed(records: list[RunRecord]) -> Iterator[tuple[RunConfig, Diagnosis, float, float]]:
@@ -37,22 +43,26 @@ def _followed(records: list[RunRecord]) -> Iterator[tuple[RunConfig, Diagnosis, 
         config = of_cell[-1].run_config.of_any_measurement
         if config not in timed:
             continue
-        near = [other for other in timed if _shared(other) == _shared(config)]
+        near = [(other, found) for other in timed if (found := _only_change(config, other))]
         for diagnosis in apply_rules(of_records(of_cell)).diagnoses:
-            for other in near:
-                found = timed[other]
-                changed = {
-                    name: getattr(other, name)
-                    for name, each in FIELDS.items()
-                    if each.field.identity and getattr(other, name) != getattr(config, name)
-                }
-                if len(changed) == 1 and all(
-                    value in diagnosis.options.get(name, ()) for name, value in changed.items()
-                ):
-                    now, then = median_s(timed[config]), median_s(found)
+            for other, (name, value) in near:
+                if value in diagnosis.options.get(name, ()):
+                    now, then = median_s(timed[config]), median_s(timed[other])
                     assert now is not None
                     assert then is not None
                     yield config, diagnosis, now, then
+
+
+def _only_change(config: RunConfig, other: RunConfig) -> tuple[str, Any] | None:
+    """Return the name and the other value of the one field in which two cells of the same work differ."""
+    if _shared(other) != _shared(config):
+        return None
+    changed = {
+        name: value
+        for name, each in FIELDS.items()
+        if each.field.identity and (value := getattr(other, name)) != getattr(config, name)
+    }
+    return next(iter(changed.items())) if len(changed) == 1 else None
 
 
 def _shared(config: RunConfig) -> object:
@@ -72,8 +82,7 @@ def test_many_pairs_check_the_bounds() -> None:
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: str(run.relative_to(PROFILES)))
 def test_no_headline_is_contradicted_by_a_row(run: Path) -> None:
     """A remedy that no cell with it was faster than is not named for that cell; a faster one is quoted as measured."""
-    records = read_records(run)[0]
-    answer = diagnose(records)
+    answer = diagnose(records_of(run))
     best: dict[tuple[str, RunConfig], tuple[float, float]] = {}
     for config, diagnosis, now, then in followed(run):
         before = best.get((diagnosis.code, config))
