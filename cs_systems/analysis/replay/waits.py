@@ -45,7 +45,25 @@ class Enqueued:
             z: order[a:b] for z, (a, b) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)) if b > a
         }
         self.calls = {z: np.maximum.accumulate(recorded.call[of]) for z, of in self.of.items()}
+        number = np.concatenate([np.full(len(of), z) for z, of in self.of.items()] or [np.empty(0, np.int64)])
+        call = np.concatenate([*self.calls.values()] or [np.empty(0, np.int64)])
+        by_call = np.argsort(call, kind="stable")
+        self._number, self._call = number[by_call], call[by_call]
+        self._by_end = np.argsort(recorded.done_s, kind="stable")
+        self._end_s = recorded.done_s[self._by_end]
         self.ends = {z: np.maximum.accumulate(recorded.done_s[of]) for z, of in self.of.items()}
+
+    def used(self, since: int, before: int) -> list[int]:
+        """Return the streams with an activity that was launched from one call on and before another."""
+        a, b = np.searchsorted(self._call, (since, before)).tolist()
+        found: list[int] = np.unique(self._number[a:b]).tolist()
+        return found
+
+    def ending(self, since_s: float, by_s: float) -> list[int]:
+        """Return the streams with an activity that ended between two times."""
+        a, b = np.searchsorted(self._end_s, since_s), np.searchsorted(self._end_s, by_s, "right")
+        found: list[int] = np.unique(self.recorded.stream[self._by_end[a:b]]).tolist()
+        return found
 
     def last(self, stream: int, before: int) -> int | None:
         """Return the last activity of a stream that was launched before a call."""
@@ -154,17 +172,22 @@ def _host_waits(
     known, codes = kinds(recorded)
     launching = set(recorded.call[inside].tolist())
     launched = _launched(recorded)
+    has_one_device = len({device for device, _ in recorded.of_stream}) <= 1
+    waited = dict[int, int]()  # thread → its last call that waited for all that was launched before it
     for i in of_kind(recorded, *SYNCS, Kind.ALLOCATION).tolist():
         if i in launching:
             continue
         what, start_s, end_s = known[codes[i]], float(recorded.start_s[i]), float(recorded.end_s[i])
-        last = {z: k for z in queue.of if (k := queue.last(z, i)) is not None}
-        said = by_file.get(i)
+        said, thread = by_file.get(i), int(recorded.thread[i])
+        used = queue.used(waited.get(thread, UNKNOWN), i)
+        last = {z: k for z in used if (k := queue.last(z, i)) is not None}
+        if what is Kind.DEVICE_SYNC and (has_one_device or not said or said.device is None):
+            waited[thread] = i
         if said and said.event is not None:
             streams = [said.stream] if said.stream is not None else list(queue.of)
             found = [k for z in streams if (k := queue.last(z, said.event)) is not None]
         elif said and said.stream is not None:
-            found = [last[said.stream]] if said.stream in last else []
+            found = [k] if (k := queue.last(said.stream, i)) is not None else []
         elif what is Kind.DEVICE_SYNC:
             found = [k for z, k in last.items() if not said or said.device in (None, recorded.of_stream[z][0])]
         elif what is Kind.ALLOCATION:
@@ -172,11 +195,11 @@ def _host_waits(
             found = [k for k in ended if end_s - recorded.done_s[k] < CLOSE_S]
         else:
             by = end_s + SKEW_S
-            of = last.values() if what is Kind.STREAM_SYNC else (queue.ended(z, i, by) for z in queue.of)
+            of = last.values() if what is Kind.STREAM_SYNC else (queue.ended(z, i, by) for z in used)
             ended = [k for k in of if k is not None and start_s < recorded.done_s[k] <= by]
             found = [max(ended, key=lambda k: float(recorded.done_s[k]))] if ended else []
             if not found and what is Kind.STREAM_SYNC and (k := _around(recorded, launched, i)[0]) is not None:
-                found = [last[int(recorded.stream[k])]]
+                found = [last[z]] if (z := int(recorded.stream[k])) in last else []
         if found := [k for k in found if recorded.done_s[k] <= end_s + SKEW_S]:
             yield i, found
     for ends, idle in zip(recorded.marks[:, 1].tolist(), recorded.until_idle, strict=True):
@@ -244,8 +267,8 @@ def _stream_waits(
 def _tight(recorded: Recorded, queue: Enqueued, call: int, k: int) -> list[int]:
     """Return what ended on other streams just before an activity began."""
     begin_s, found = float(recorded.begin_s[k]), []
-    for z in queue.of:
-        m = None if z == recorded.stream[k] else queue.ended(z, call, begin_s + 2 * US)
+    for z in queue.ending(begin_s - AT_ONCE_S, begin_s + 2 * US):
+        m = None if z not in queue.of or z == recorded.stream[k] else queue.ended(z, call, begin_s + 2 * US)
         if m is not None and begin_s - recorded.done_s[m] < AT_ONCE_S:
             found.append(m)
     return found
