@@ -213,3 +213,23 @@ def _slow_backward(factor: float) -> Run:
         AUTOGRAD,
         tuple(one for _ in range(20) for one in (Host(50 * US * factor), Launch(4 * US, cost_s=5 * US * factor))),
     )
+
+
+def test_streams_that_took_turns_are_not_expected_to_run_at_once() -> None:
+    def step(stream: int) -> tuple[object, ...]:
+        return tuple(one for _ in range(20) for one in (Host(60 * US), Launch(30 * US, stream)))
+
+    trace, steps, _ = simulated((*step(7), *step(20)))
+    expected = replayed(trace, steps).what_if(LaunchesFree())
+    assert isinstance(expected, Expected)
+    assert expected.value >= 40 * 30 * US
+    assert expected.value < 1.05 * 40 * 30 * US
+
+
+@pytest.mark.parametrize("says_waits", [True, False], ids=["named by the file", "guessed by the times"])
+def test_each_wait_for_the_device_waits_for_the_streams_used_since_the_one_before(says_waits: bool) -> None:
+    machine = Machine(says_waits=says_waits)
+    used = tuple(one for n in range(20, 30) for one in (Launch(50 * US, n), Sync()))
+    step = (*used, Launch(80 * US, 7, "softmax"), Launch(60 * US, 20), Sync(), Host(0.3 * MS))
+    check(step, FamilyScaled("softmax", 3.0), times(step, 3.0, "softmax"), machine)
+    check(step, FamilyScaled("matmul", 2.0), times(step, 2.0, "gemm"), machine)
