@@ -141,11 +141,14 @@ def usual_steps(profile: Profile) -> Usual:
     first_uses = _first_uses(trace, began_s, last_s) if found.is_cold else {}
     calls = {name: calls.get(name, 0.0) + first_uses.get(name, 0.0) for name in {**calls, **first_uses}}
     causes = _times(ranges) | dict(sorted(calls.items(), key=lambda item: -item[1]))
+    start_up_s = max(0.0, began_s - whole.start_s)
+    if trace.profiler not in WHOLE_PROCESS:  # it may begin in a warm program, with other work than the usual
+        start_up_s = float(idle_during(trace.kernels, np.array([began_s - start_up_s]), np.array([began_s]))[0])
     return replace(
         found,
         total_s=total_s,
         start_up=_in_words(causes),
-        start_up_s=max(0.0, began_s - whole.start_s) + math.fsum(first_uses.values()),
+        start_up_s=start_up_s + math.fsum(first_uses.values()),
         is_named=is_named,
     )
 

@@ -361,7 +361,7 @@ def test_single_range_is_usual_from_its_first_launch_on(wait_s: float, name: str
     usual = usual_steps(made.profile())
     assert (usual.name, usual.is_rest, usual.is_once, usual.is_named) == (name, is_rest, True, True)
     assert usual.total_s == 20.0
-    assert usual.start_up_s == pytest.approx(10.0 + wait_s)
+    assert usual.start_up_s == pytest.approx(9.5 + wait_s)  # without the time in which other work ran
     assert usual.step_s == pytest.approx(8.0)
     assert usual.start_up == ("10.0 s in stretches without a CUDA call",)
 
