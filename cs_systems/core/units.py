@@ -69,7 +69,7 @@ def best_unit(units: Iterable[Unit], values: Iterable[float]) -> Unit:
     units = list(units)
     known = sorted(abs(v) for v in values if math.isfinite(v) and v)
     middle = known[len(known) // 2] if known else 1.0
-    return next((u for u in units if middle >= u.factor), units[-1])
+    return next((u for u in units if float(f"{middle / u.factor:.3g}") >= 1), units[-1])  # as it is printed
 
 
 def resolve(name: str, columns: Collection[str]) -> tuple[str, Unit | None]:

@@ -83,6 +83,8 @@ def test_unknown_column_suggests_the_nearest() -> None:
     [
         (162_349_764_813, "predicted_peak_bytes", "151 GiB"),
         (0.0123, "s", "12.3 ms"),
+        (999.4e-9, "s", "999 ns"),
+        (999.6e-9, "s", "1.00 µs"),  # not 1,000 ns
         (0.417, "mfu", "41.7 %"),
         (16, "size_bytes", "16 B"),
         (12.5, "bytes", "12.5 B"),

@@ -129,6 +129,7 @@ LOOK = """new Promise((answer) => requestAnimationFrame(() => requestAnimationFr
   answer({
     overflow: document.documentElement.scrollWidth - innerWidth,
     color: style.color, background: style.backgroundColor,
+    cut: [...document.querySelectorAll("td.number")].filter((one) => getComputedStyle(one).whiteSpace !== "nowrap").length,
     tools: [...document.querySelectorAll(".tools")].filter((tools) => tools.offsetHeight).length,
     drawn: [...document.querySelectorAll("canvas")].map((canvas) => {
       const copy = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
@@ -143,7 +144,8 @@ LOOK = """new Promise((answer) => requestAnimationFrame(() => requestAnimationFr
 def looks(folder: Path, text: str) -> dict[str, dict[str, Any]]:
     """Return how a page looks in each of VIEWS, one after the other in one tab; check what holds in all.
 
-    Nothing is wider than the window, every canvas is drawn, and text differs from its background.
+    Nothing is wider than the window, every canvas is drawn, numbers stay in one line, and text differs from its
+    background.
     """
     seen = {}
     with opened(folder, text) as tab:
@@ -151,6 +153,7 @@ def looks(folder: Path, text: str) -> dict[str, dict[str, Any]]:
             tab.emulate(**view)
             seen[name] = look = tab.evaluate(LOOK)
             assert look["overflow"] <= 0, name
+            assert look["cut"] == 0, name
             assert all(colors > 4 for colors in look["drawn"]), name
             assert look["color"] != look["background"], name
     return seen
