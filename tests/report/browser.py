@@ -129,7 +129,8 @@ LOOK = """new Promise((answer) => requestAnimationFrame(() => requestAnimationFr
   answer({
     overflow: document.documentElement.scrollWidth - innerWidth,
     color: style.color, background: style.backgroundColor,
-    cut: [...document.querySelectorAll("td.number")].filter((one) => getComputedStyle(one).whiteSpace !== "nowrap").length,
+    cut: [...document.querySelectorAll("td.number")].filter((one) => getComputedStyle(one).whiteSpace !== "nowrap")
+      .length,
     tools: [...document.querySelectorAll(".tools")].filter((tools) => tools.offsetHeight).length,
     drawn: [...document.querySelectorAll("canvas")].map((canvas) => {
       const copy = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
