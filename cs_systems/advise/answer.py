@@ -85,7 +85,10 @@ class Answer:
 
     def _result(self) -> str:
         if not self.kept:
-            if any(row["processes"] for row in self.others):
+            tried = [row["status"] for row in self.others if row["processes"]]
+            if tried and {*tried} == {"failed"}:
+                return "nothing was kept: each option that was tried failed"
+            if tried:
                 return "nothing was kept: no option showed a gain"
             if any(row["reason"] == ENDED for row in self.others):
                 return "nothing was tried, because the time was over; give a longer --budget"

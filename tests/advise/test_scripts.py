@@ -156,8 +156,9 @@ EDITS = {
     "data_loader": ("DataLoader(data, num_workers=0)\n", f"DataLoader(data, num_workers={WORKERS})\n"),
     "more_workers": ("DataLoader(data, num_workers=3)\n", "DataLoader(data, num_workers=6)\n"),
     "persistent_workers": (
-        "DataLoader(a, num_workers=n)\nDataLoader(b, num_workers=0)\n",
-        "DataLoader(a, num_workers=n, persistent_workers=True)\nDataLoader(b, num_workers=0)\n",
+        "DataLoader(a, num_workers=n)\nDataLoader(b, num_workers=0)\nDataLoader(c, num_workers=2 if n else 0)\n",
+        "DataLoader(a, num_workers=n, persistent_workers=n > 0)\nDataLoader(b, num_workers=0)\n"
+        "DataLoader(c, num_workers=2 if n else 0, persistent_workers=(2 if n else 0) > 0)\n",
     ),
     "dynamic_shapes": (
         "a = torch.compile(a, dynamic=False)\nb = torch.compile(b)\nre.compile('x')\n",

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from cs_systems.advise.answer import command_words, errors
+from cs_systems.advise.answer import Answer, command_words, errors, row_of
 from cs_systems.advise.judge import Judgement
 from cs_systems.advise.lever import Proposal, Situation, all_levers, proposals
 from cs_systems.advise.levers import fused_parts
@@ -270,6 +270,14 @@ def test_search_without_time_for_a_trial_says_how_long_one_takes() -> None:
     lines: list[str] = []
     Search(Situation(START, GPU), all_levers(), ModelledBench(left=20.0), lines.append).run()
     assert lines == ["one trial and the proof of its gain take 30.0 s, and 14.0 s are left"]
+
+
+@pytest.mark.parametrize(
+    ("status", "why"), [("failed", "each option that was tried failed"), ("rejected", "no option")]
+)
+def test_answer_tells_options_that_failed_from_those_without_a_gain(status: str, why: str) -> None:
+    row = row_of("bf16", "precision bf16", status) | {"processes": 2}
+    assert why in Answer(START, START, (), (row,), "time").sentences()[0]
 
 
 def test_a_start_without_a_number_is_refused() -> None:

@@ -18,6 +18,11 @@ def has_workers(call: ast.Call) -> bool:
     return any(not isinstance(value, ast.Constant) or value.value != 0 for value in given)
 
 
+def number_of(call: ast.Call) -> str:
+    """Return the number of workers as the call writes it; "" without one."""
+    return next((ast.unparse(each.value) for each in call.keywords if each.arg == "num_workers"), "")
+
+
 def made_with(change: Callable[[dict[str, Any]], bool]) -> Callable[[], bool]:
     """Call `change` with the keywords of each DataLoader that is made from now on; it returns whether it changed any.
 

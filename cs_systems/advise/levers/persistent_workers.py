@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
-from cs_systems.advise.edits import all_calls, in_calls
+from cs_systems.advise.edits import Edit, all_calls, chained, in_calls
 from cs_systems.advise.lever import Lever, ScriptChange, Situation
-from cs_systems.advise.levers._loaders import NAMES, WAITS, has_workers, made_with
+from cs_systems.advise.levers._loaders import NAMES, WAITS, has_workers, made_with, number_of
 
 KEYWORD = "persistent_workers"
 
@@ -28,16 +29,23 @@ def hook() -> Callable[[], bool]:
     return made_with(persist)
 
 
+def patch(source: str) -> str | None:
+    """Return the text with the keyword at each loader with workers; loaders with 0 workers refuse it."""
+    numbers = {number for call in all_calls(source, NAMES) if has_workers(call) and (number := number_of(call))}
+    return chained(*(_at_loaders_with(number) for number in sorted(numbers)))(source)
+
+
+def _at_loaders_with(number: str) -> Edit:
+    shown = number if re.fullmatch(r"[\w.()\[\]]+", number) else f"({number})"
+    value = "True" if number.isdigit() else f"{shown} > 0"
+    return in_calls(NAMES, {KEYWORD: value}, where=lambda call: has_workers(call) and number_of(call) == number)
+
+
 LEVER = Lever(
     "random changes of samples continue from the last epoch's random state",
     None,
     "DataLoader(…, persistent_workers=True)",
     0.05,
-    ScriptChange(
-        "workers of the DataLoader that persist",
-        unfit,
-        hook=hook,
-        patch=in_calls(NAMES, {KEYWORD: "True"}, where=has_workers),
-    ),
+    ScriptChange("workers of the DataLoader that persist", unfit, hook=hook, patch=patch),
     remedies=(WAITS,),
 )
