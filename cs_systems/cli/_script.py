@@ -263,7 +263,8 @@ def conclude(records: list[Any], out: str, why: str, script: Sequence[str] = (),
             print_of_host(record)
     # The stream belongs to the script; its settings are kept for what the script prints at exit.
     text_of_all = f"\n{first}{table}\n{tables.getvalue()}{where}\n{report}"
-    if script[:1] not in ([], ["-m"]) and (words := try_command(answer, script=script)):
+    started = [] if script[:1] in ([], ["-m"]) else as_started(script)
+    if started and (words := try_command(answer, script=started)):
         text_of_all += f"\n{labelled_command('advise:', words, text_width(width))}"
     print(encodable(text_of_all, sys.stderr), file=sys.stderr)
     print_whole_loop(records)
@@ -281,6 +282,14 @@ def _print_document(records: list[Any], out: str, why: str, status: int) -> None
     else:
         text = document.error(f"nothing was recorded, because {why}", status)
     print(encodable(text, sys.stderr), end="", file=sys.stderr)
+
+
+def as_started(script: Sequence[str]) -> list[str]:
+    """Return the words of a script with the launcher of this job's ranks; empty for a job on several nodes."""
+    ranks, here = (os.environ.get(name) or "1" for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    if ranks == "1":
+        return [*script]
+    return ["torchrun", "--nproc-per-node", ranks, *script] if here == ranks else []
 
 
 def print_whole_loop(records: Sequence[Any]) -> None:

@@ -23,6 +23,7 @@ from cs_systems.analysis.diagnosis import Diagnosis
 from cs_systems.cli import main
 from cs_systems.cli._advice import try_after_trace, try_command
 from cs_systems.cli._advise_script import left
+from cs_systems.cli._script import as_started
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import plugins
 from cs_systems.measure.runtime.program import script_command
@@ -104,6 +105,21 @@ def test_command_tries_the_first_remedy_that_has_a_lever() -> None:
     assert try_command(DiagnosisAnswer((unknown,))) == []
     codes = {name.replace("_", "-") for name in plugins.names("diagnosis")}
     assert {code for lever in all_levers().values() for code in lever.remedies} <= codes
+
+
+@pytest.mark.parametrize(
+    ("here", "words"), [("2", ["torchrun", "--nproc-per-node", "2", "train.py"]), ("1", []), (None, [])]
+)
+def test_command_after_a_job_of_ranks_starts_the_ranks(
+    here: str | None, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert as_started(["train.py"]) == ["train.py"]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    if here:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
+    assert as_started(["train.py"]) == words
+    answer = DiagnosisAnswer((Diagnosis("c", "r", 1.0, code="small-buckets"),))
+    assert try_command(answer, script=words)[4:] == (["--", *words] if words else [])
 
 
 def test_command_after_a_trace_names_its_cell_or_its_script() -> None:

@@ -33,5 +33,5 @@ LEVER = Lever(
         hook=_ddp.made_with(**OPTION),
         patch=chained(valued(KEYWORD, text_of), _ddp.patch(**OPTION)),
     ),
-    remedies=("small-buckets",),
+    remedies=("small-buckets", "exposed-communication"),
 )
