@@ -140,7 +140,8 @@ def run(args: Parallel) -> int:
     check_outputs(outputs, [*reads(args.sweep.out), *sources_of(configs)])
     folder, records = measured(configs, args.sweep, "parallel", args.steps.seed)
     on_terminal = args.format == "terminal" and args.output is None
-    answer = print_diagnoses(records) if on_terminal else None
+    asked = asked_for(records, args.sweep.of_share(configs))  # the folder may have other strategies, too
+    answer = print_diagnoses(asked) if on_terminal else None
     tables = texts(records, args.format, terminal_width(args.output), on_terminal and not args.all)
     recorded = [record for record in records if record.results.get("streams") and record.repeat == 0]
     if args.format in ("html", "json"):
@@ -151,7 +152,7 @@ def run(args: Parallel) -> int:
     print_figure_and_paths(args.format, folder, "streams", args.figure, recorded)
     if answer:
         print(again(answer, terminal_width()), end="")
-    return exit_status(asked_for(records, args.sweep.of_share(configs)))
+    return exit_status(asked)
 
 
 def cells(args: Parallel) -> list[RunConfig]:

@@ -130,6 +130,14 @@ def test_tables_have_captions_and_notes(run: Any) -> None:
     assert "on a CPU, communication inside a phase counts as hidden" in output
 
 
+def test_sentences_are_about_the_strategies_of_the_command(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    alone = LINE.replace("zero1_flat --bucket-size-mb 0.1", "single")
+    assert main([*alone.split(), "--out", str(run[2])]) == 0
+    sentences, _, tables = capsys.readouterr().out.partition(": steps\n")
+    assert "zero1_flat" not in sentences
+    assert "zero1_flat" in tables
+
+
 def test_short_answer_fits_a_screen_and_names_the_other_tables(records: list[RunRecord]) -> None:
     output = "\n".join(parallel_command.texts(records, "terminal", 80, short=True))
     assert output.count("\n") <= 24
