@@ -17,10 +17,12 @@ from cs_systems.core.tables import Column, Table
 from cs_systems.record import RunRecord, read_records
 from cs_systems.report.tables import columns
 from cs_systems.report.tables import records as table
+from cs_systems.report.tables.fitting import with_short_code
 from cs_systems.report.tables.formats import FORMATS
 from cs_systems.report.tables.records import counted_caveats, render, summarized, tables
 from cs_systems.report.tables.rows import render_rows, render_table
 from cs_systems.report.tables.short import letters
+from cs_systems.report.tables.table import Table as TextTable
 from tests.report.conftest import LAUNCH_BOUND, UNSTABLE, Build, attention_config, train_config
 
 PROFILES = Path(__file__).parents[2] / "profiles"
@@ -579,6 +581,20 @@ def test_warmup_is_a_column_only_where_cells_differ_in_nothing_else(build: Build
     ]
     shown = [{column.name for column in tables(chosen)[0].columns} for chosen in (records, records[1:3])]
     assert ["warmup" in names for names in shown] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("my_basics.model:MyTransformerLM", "my_basics.mode…TransformerLM"),
+        ("aten::native_layer_norm_backward_x", "aten::native_layer_norm_backward_x"),
+        ("x: a text of more than 28 characters", "x: a text of more than 28 characters"),
+    ],
+)
+def test_only_the_name_of_own_code_is_shortened(name: str, shown: str) -> None:
+    column = columns.Column("code", "code", "", (name,), (name,), numeric=False)
+    (short,) = with_short_code(TextTable("", (column,), (), ("ok",))).columns
+    assert short.cells == (shown,)
 
 
 def test_name_of_own_code_is_shortened_before_a_column_is_dropped() -> None:

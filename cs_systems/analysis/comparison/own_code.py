@@ -50,11 +50,11 @@ class StrategyErrorRow(TypedDict):
     ]
     between_ranks: Annotated[
         float | None,
-        Column("between ranks", "between ranks: largest distance from rank 0, likewise", form=".1e"),
+        Column("between ranks", "between ranks: largest distance from rank 0, likewise", form=".1e", drop=3),
     ]
     loss_error: Annotated[float | None, Column("loss", "loss: relative error of the last loss", form=".1e", drop=1)]
     begins_equal: Annotated[
-        bool | None, Column("rank 0 first", "rank 0 first: all ranks get the parameters of rank 0 at first")
+        bool | None, Column("rank 0 first", "rank 0 first: all ranks get the parameters of rank 0 at first", drop=2)
     ]
     note: str
 

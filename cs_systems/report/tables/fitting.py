@@ -17,6 +17,7 @@ NARROW_WIDTH = 10  # used if the columns do not fit otherwise
 GAP = 2  # characters between two columns
 SHORT = {"forward": "fwd", "backward": "bwd", "synchronize": "sync", "optimizer": "opt"}
 CODE_WIDTH = 28  # of a name of the user's own code, on a terminal that is too narrow for whole names
+_OF_A_MODULE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 LONG_WORD = 12  # longest word that is not broken on paper, in characters
 _PIECE = re.compile(rf"[^_./:,;<>()=+-]{{1,{LONG_WORD}}}[_./:,;<>()=+-]*|[_./:,;<>()=+-]+")
 
@@ -62,9 +63,9 @@ def fitting(
 
 
 def with_short_code(table: Table) -> Table:
-    """Return the table with the names of the user's own code, `path.py:name`, shortened in their middle."""
+    """Return the table with the names of the user's own code, `path.py:name` or `module:name`, cut in their middle."""
     texts = dict.fromkeys(text for c in table.columns for text in (c.title, *c.cells))
-    codes = [text for text in texts if ".py:" in text and " " not in text]
+    codes = [text for text in texts if (".py:" in text and " " not in text) or _OF_A_MODULE.fullmatch(text)]
     short = dict(zip(codes, shortened(codes, CODE_WIDTH), strict=True))
     columns = [
         replace(c, title=short.get(c.title, c.title), cells=tuple(short.get(cell, cell) for cell in c.cells))
