@@ -72,9 +72,10 @@ def asked(code: str, own: str = "") -> Iterator[str]:
             case ast.Compare(left=left, comparators=others):
                 sides = [left, *others]
                 for side in sides:
-                    beside = " ".join(ast.unparse(each) for each in sides if each is not side)
-                    if any(is_name(text, beside, own) for text in texts(side)):
-                        yield ast.unparse(node)
+                    if found := [*texts(side)]:
+                        beside = " ".join(ast.unparse(each) for each in sides if each is not side)
+                        if any(is_name(text, beside, own) for text in found):
+                            yield ast.unparse(node)
             case ast.Match(subject=subject, cases=cases):
                 values = (each.value for case in cases for each in ast.walk(case) if isinstance(each, ast.MatchValue))
                 if any(is_name(text, ast.unparse(subject), own) for value in values for text in texts(value)):
@@ -84,8 +85,8 @@ def asked(code: str, own: str = "") -> Iterator[str]:
                     yield ast.unparse(node)
             case ast.Tuple() | ast.List() | ast.Set() | ast.Dict():
                 found = [*texts(node)]
-                alike = any({*found} <= {*plugins.names(kind)} for kind in HOLDERS)
-                if len(found) > 1 and alike and not {*found} <= WORDS:
+                is_list = len(found) > 1 and not {*found} <= WORDS
+                if is_list and any({*found} <= {*plugins.names(kind)} for kind in HOLDERS):
                     yield ast.unparse(node)
 
 
