@@ -36,7 +36,6 @@ ALLOWED = {
     "analysis/diagnosis/_without_kernels.py: trace.profiler == 'nsys'": "options of one tool that record its kernels",
     "measure/runtime/allowance.py: ('none', 'kineto',": "the tools under which a step runs once",
     "report/tables/records.py": "memory is a subject that profilers declare to measure",
-    "measure/recorder/stages.py: ('kineto', 'nsys', 'none')": "the choices of an argument",
 }
 
 

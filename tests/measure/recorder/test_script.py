@@ -188,7 +188,7 @@ def test_ranks_that_slurm_started_write_one_record_and_stop_together(tmp_path: P
             ["--", "bash", "go.sh"],
             "'bash' is a program, but a Python script is needed; write cs-systems run -- train.py",
         ),
-        (["--with", "perf", "--", SCRIPT], "unknown --with 'perf'; choose among none, kineto, nsys, memory"),
+        (["--with", "perf", "--", SCRIPT], "unknown --with 'perf'; choose among auto, none, kineto, nsys, memory"),
         (["--with", "kineto", "nsys", "--", SCRIPT], "--with kineto and nsys cannot trace the same process"),
         (["--out", SCRIPT, "--", SCRIPT], "it is a file; choose another --out"),
         (
