@@ -30,7 +30,7 @@ def print_error(error: Exception) -> None:
 def described(error: Exception, config: RunConfig) -> str:
     """Return an error with its innermost line in the user's own code, as "ValueError: no (mine.py:21)".
 
-    An error without a text has the line itself. A failed import, and a Triton kernel on a CPU, have the remedy.
+    An error without a text has the line itself. A failed import, and what needs a GPU, have the remedy.
     """
     frames = _own_frames(error, config)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
@@ -43,10 +43,14 @@ def described(error: Exception, config: RunConfig) -> str:
     if _NO_DRIVER in text:
         interpreted = os.environ.get("TRITON_INTERPRET") == "1"
         remedy = f"; {_UNTIMED if interpreted else _UNCOMPILED}"
+    if _NO_RANGES in text:
+        remedy = f"; {_WITHOUT_CUDA}"
     return f"{type(error).__name__}: {text}"[:_LONGEST] + place + remedy
 
 
 _LONGEST = 4000
+_NO_RANGES = "NVTX functions not installed"
+_WITHOUT_CUDA = "torch.cuda.nvtx needs a PyTorch with CUDA: use ranges of the package nvtx, which work on both"
 _NO_DRIVER = "0 active drivers"
 _UNCOMPILED = "Triton compiles no kernels for a CPU: set TRITON_INTERPRET=1 (slow), or use a GPU"
 _UNTIMED = "triton.autotune times kernels on a GPU: leave it out on a CPU, and call the kernel with one configuration"
