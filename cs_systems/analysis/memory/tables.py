@@ -17,6 +17,8 @@ from cs_systems.analysis.memory.out_of_memory import out_of_memory
 from cs_systems.analysis.memory.tensor_names import TensorNames
 from cs_systems.core.tables import Column, Table, by_name, first, table
 
+MOST_GROUPS = 5  # categories in a short answer, the largest
+
 
 class SnapshotFileRow(TypedDict):
     """Memory snapshot in a list of several."""
@@ -135,7 +137,13 @@ class DifferenceRow(TypedDict):
     b_allocations: Annotated[int, Column("candidate count")]
 
 
-@table("memory at the peak, by category", "category phase allocations bytes share", brief=first(5))
+def _largest(rows: Sequence[CompositionRow]) -> Sequence[CompositionRow]:
+    """Return the rows of most memory, in their order."""
+    most = {id(row) for row in sorted(rows, key=lambda row: -row["bytes"])[:MOST_GROUPS]}
+    return [row for row in rows if id(row) in most]
+
+
+@table("memory at the peak, by category", "category phase allocations bytes share", brief=_largest)
 def composition(found: Attribution, names: TensorNames) -> list[CompositionRow]:
     """Return the peak's memory by category and phase.
 
