@@ -43,7 +43,8 @@ def groups(found: Attribution, apart: Iterable[Attributed]) -> Mapping[str, Sequ
     is_trained = any(place.phase == Phase.BACKWARD for place in found.places) or _ends_with_graph(found, own)
     kept = [one for one in own if is_trained and one.category == ACTIVATIONS and id(one) not in of_logits]
     in_blocks = [one for one in kept if (one.layer or "").startswith("block")]
-    scores = _scores(found, in_blocks or kept)
+    passing = [one for one in own if one.category == TEMPORARIES and (one.layer or "").startswith("block")]
+    scores = _scores(found, in_blocks or kept if is_trained else passing)
     of_scores = {*map(id, scores)}
     return {
         ACTIVATIONS: [one for one in kept if id(one) not in of_scores],

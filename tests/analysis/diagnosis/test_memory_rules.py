@@ -381,6 +381,22 @@ def test_copies_of_weights_are_found_by_their_sizes(write_snapshot: Write) -> No
         assert "weight-copies" not in {one.code for one in others}
 
 
+def test_score_matrices_of_passes_without_backward_are_named(write_snapshot: Write) -> None:
+    softmax = (frame("softmax", "own.py", line=5), frame("forward", line=40))
+    allocator = CachingAllocator()
+    allocator.alloc(100 * MIB)
+    allocator.start()
+    for _ in range(3):  # passes
+        for _ in range(4):  # blocks
+            made = allocator.alloc(60 * MIB, (*softmax, frame("forward", line=7), *MAIN))
+            out = allocator.alloc(10 * MIB, (frame("linear", line=41), *softmax[1:], frame("forward", line=7), *MAIN))
+            allocator.free(made, MAIN)
+            allocator.free(out, MAIN)
+    told = {one.code: one for one in answer(write_snapshot(allocator.snapshot())).diagnoses}
+    assert told["score-matrices"].cause == "attention's score matrices take 35% of the memory at the peak"
+    assert told["score-matrices"].at_best == 110 * MIB
+
+
 def test_softmax_in_a_block_makes_score_matrices(write_snapshot: Write) -> None:
     """The softmax of the loss makes none."""
     softmax, log_softmax = (frame(name, "own.py", line=5) for name in ("softmax", "log_softmax"))
