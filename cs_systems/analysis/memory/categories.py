@@ -195,13 +195,15 @@ def _before_by_size(made: list[Attributed]) -> tuple[list[Attributed], list[str]
         size: (count, (before[size] // count - 1) * count) for size, count in gradients.items()
     }
     result = []
-    for a in sorted(made, key=lambda a: (a.allocation.start, a.allocation.address)):
+    # An optimizer may make its state anew in each step; a parameter stays.
+    for a in sorted(made, key=lambda a: (a.allocation.start, -a.allocation.end, a.allocation.address)):
         parameters, state = left.get(a.allocation.requested_bytes, (0, 0))
         if a.category == BEFORE_RECORDING and parameters + state:
             category = PARAMETERS if parameters else OPTIMIZER_STATE
             left[a.allocation.requested_bytes] = (parameters - 1, state) if parameters else (0, state - 1)
             a = a._replace(category=category)
         result.append(a)
+    result.sort(key=lambda a: (a.allocation.start, a.allocation.address))
     note = (
         "parameters and optimizer state were allocated before recording and are identified by number and size: as many "
         f"parameters as gradients ({sum(gradients.values())}); blocks of equal size cannot be distinguished"

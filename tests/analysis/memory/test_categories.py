@@ -466,3 +466,33 @@ def test_blocks_are_found_among_frames_of_the_interpreter(tmp_path: Path) -> Non
     allocator.alloc(512, BACKWARD)
     found = found_in(allocator.snapshot(), tmp_path)
     assert [a.layer for a in found.allocations[:6]] == [f"block {n}" for n in range(3) for _ in range(2)]
+
+
+def test_blocks_that_the_optimizer_frees_are_its_state_and_no_parameters(tmp_path: Path) -> None:
+    """An optimizer that makes its state anew in each step frees the old state, which has the parameters' sizes."""
+    allocator = CachingAllocator()
+    state = [allocator.alloc(3 * MIB) for _ in range(2)]
+    weights = [allocator.alloc(3 * MIB) for _ in range(2)]
+    allocator.start()
+    for _ in range(2):
+        allocator.alloc(3 * MIB, BACKWARD)
+    for address in state:
+        allocator.alloc(3 * MIB, OPTIMIZER)
+        allocator.free(address, OPTIMIZER)
+    of = {one.allocation.address: one.category for one in found_in(allocator.snapshot(), tmp_path).allocations[:4]}
+    assert [of[address] for address in (*state, *weights)] == ["optimizer state"] * 2 + ["parameters"] * 2
+
+
+def test_short_answer_shows_the_categories_of_most_memory(tmp_path: Path) -> None:
+    allocator = CachingAllocator()
+    allocator.alloc(2 * MIB)
+    allocator.start()
+    for size, stack in ((5, SETUP), (6, OPTIMIZER), (7, FORWARD), (8, LOSS), (9, BACKWARD), (20, BACKWARD)):
+        allocator.alloc(size * MIB, stack)
+    brief = TABLES["composition"].brief
+    rows = composition(found_in(allocator.snapshot(), tmp_path), UNNAMED)
+    assert brief is not None
+    shown = brief(rows)
+    assert len(shown) == 5 < len(rows)
+    assert min(row["bytes"] for row in shown) >= max(row["bytes"] for row in rows if row not in shown)
+    assert [rows.index(row) for row in shown] == sorted(rows.index(row) for row in shown)
