@@ -281,7 +281,7 @@ def test_figure_of_streams_names_the_median_step_that_it_shows() -> None:
     drawn = plot.figure([r for r in studied if r.results.get("streams")], "streams")
     assert "in one step of rank 0" in drawn.get_suptitle()
     assert "one profiled step of rank 0, its median one" in drawn.axes[0].get_xlabel().replace("\n", " ")
-    assert "step 203 ms\nmedian 210 ms\nexposed 59.1 ms\nhidden 0 ns" in texts_of(drawn)
+    assert "step 203 ms\nmedian 210 ms\nexposed 59.1 ms\nhidden 0 s" in texts_of(drawn)
     assert problems(drawn) == []
 
 
