@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
+from cs_systems.cli._document import add
 from cs_systems.cli._memory_text import say
 from cs_systems.config import ConfigError, RunConfig, describe
 from cs_systems.core.fields import Subject
@@ -13,6 +14,7 @@ from cs_systems.core.units import human
 from cs_systems.formulas.memory.fit import CONTEXT_BYTES, MOST, Change, largest, with_context
 from cs_systems.formulas.memory.tables import ForecastRow
 from cs_systems.record import RunRecord
+from cs_systems.report.tables import document
 
 Forecast = Callable[[RunConfig], ForecastRow]
 Measure = Callable[[RunConfig], RunRecord]
@@ -53,11 +55,13 @@ def print_fits(config: RunConfig, device_bytes: int, forecast: Forecast, measure
     def most(change: Callable[[int], RunConfig], start: int) -> int:
         return largest(lambda n: _needed(known(forecast(change(n)))), device_bytes, start)
 
-    found, reads = [], set(first["reads"])
+    largest_sizes, reads = dict[str, int](), set(first["reads"])
     if "batch_size" in reads:
-        found.append(size("batch", most(lambda n: replace(config, batch_size=n), config.batch_size)))
+        largest_sizes["batch"] = most(lambda n: replace(config, batch_size=n), config.batch_size)
     if reads & _CONTEXT_FIELDS:
-        found.append(size("context", most(lambda n: with_context(config, n), config.tokens_per_sequence)))
+        largest_sizes["context"] = most(lambda n: with_context(config, n), config.tokens_per_sequence)
+    found = [size(name, most) for name, most in largest_sizes.items()]
+    _add_row(config, needed, device_bytes, largest_sizes)
     unread = "the factory reads neither config.batch_size nor config.tokens_per_sequence, so no size can be searched"
     say(f"  largest that fits: {', or '.join(found)}" if found else f"  {unread}")
     for line in (accuracy_of(config), *first["caveats"]):
@@ -77,6 +81,21 @@ def print_verdict(config: RunConfig, needed: float, device_bytes: int) -> None:
     say(f"{describe(config)}: {human(needed, 'bytes')} {verdict} {human(device_bytes, 'bytes')}")
 
 
+def _add_row(config: RunConfig, needed_bytes: int, device_bytes: int, largest_sizes: Mapping[str, int]) -> None:
+    """Add what is printed to the document of the command, with --format json."""
+    from cs_systems.cli.memory import FITS, FitRow
+
+    row: FitRow = {
+        "cell": describe(config),
+        "needed_bytes": needed_bytes,
+        "fits": needed_bytes <= device_bytes,
+        "largest_batch": largest_sizes.get("batch"),
+        "largest_context": largest_sizes.get("context"),
+        "first": "",
+    }
+    add(document.table(FITS, [row]))
+
+
 def _print_extrapolated(config: RunConfig, device_bytes: int, reason: str, measure: Measure) -> None:
     """Print the same as `print_fits`, from a straight line through the measured peaks of three batch sizes."""
     top = max(LEAST_TOP, config.batch_size)
@@ -89,7 +108,9 @@ def _print_extrapolated(config: RunConfig, device_bytes: int, reason: str, measu
         return int(intercept + slope * n) + CONTEXT_BYTES
 
     print_verdict(config, needed(config.batch_size), device_bytes)
-    say(f"  largest that fits: {size('batch', largest(needed, device_bytes, config.batch_size))}")
+    most = largest(needed, device_bytes, config.batch_size)
+    _add_row(config, needed(config.batch_size), device_bytes, {"batch": most})
+    say(f"  largest that fits: {size('batch', most)}")
     measured = ", ".join(f"{human(peak, 'bytes')} at batch {n}" for n, peak in zip(sizes, peaks, strict=True))
     say(f"  extrapolated from measured peaks, because {reason.partition(';')[0]}: {measured}")
     say(

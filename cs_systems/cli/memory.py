@@ -95,13 +95,16 @@ CHANGES = Table("changes", ChangeRow, "each change alone")
 
 
 class FitRow(TypedDict):
-    """Prediction for one of several cells, with the largest batch and context that fit; 0 if none does."""
+    """Prediction for one of several cells, with the largest batch and context that fit; 0 if none does.
+
+    Null if a workload of the user's own does not read such a size.
+    """
 
     cell: str
     needed_bytes: int
     fits: bool
-    largest_batch: Annotated[int, Column("batch", "batch, context: the largest that fits")]
-    largest_context: Annotated[int, Column("context")]
+    largest_batch: Annotated[int | None, Column("batch", "batch, context: the largest that fits")]
+    largest_context: Annotated[int | None, Column("context")]
     first: Annotated[str, Column("change first", drop=1)]
 
 

@@ -15,11 +15,15 @@ from jsonschema import Draft202012Validator
 import cs_systems
 from cs_systems.cli import main, profile
 from cs_systems.cli._document import failed, printing
+from cs_systems.cli._forecasts import print_fits
 from cs_systems.cli._output import joined
 from cs_systems.cli._sweep import print_document
 from cs_systems.cli.schema import DOCUMENT, RECORD, schema
+from cs_systems.config import RunConfig
 from cs_systems.core.course import tasks
 from cs_systems.core.diagnostic import DIAGNOSTICS
+from cs_systems.formulas.memory.fit import CONTEXT_BYTES
+from cs_systems.formulas.memory.tables import ForecastRow
 from cs_systems.report.reading import some_records
 from cs_systems.report.tables import document
 from tests.report.test_paper import CASES, MEASURING
@@ -135,6 +139,24 @@ def test_shown_memory_is_a_document_of_the_recorded_tables(
     (table,) = [table for table in found["tables"] if table["name"] == "memory_phases"]
     recorded = next(r.results["memory_phases"] for r in some_records(folder)[0] if "memory_phases" in r.results)
     assert {name: table["rows"][0][name] for name in recorded[0]} == recorded[0]
+
+
+def test_forecast_of_a_workload_of_your_own_is_a_row(
+    published: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def forecast(config: RunConfig) -> ForecastRow:
+        return {
+            "peak_bytes": 1_000_000 * config.batch_size, "flops": None, "stacks": {}, "reads": ["batch_size"],
+            "reason": None, "caveats": [], "reserved_bytes": None, "phases": [],
+        }  # fmt: skip
+
+    with printing(SimpleNamespace(format="json")):
+        print_fits(RunConfig(workload="mine.py:make", batch_size=8), 2 << 30, forecast, None)
+    found = json.loads(capsys.readouterr().out)
+    Draft202012Validator(published).validate(found)
+    ((row,),) = [table["rows"] for table in found["tables"]]
+    assert (row["needed_bytes"], row["fits"]) == (8_000_000 + CONTEXT_BYTES, True)
+    assert (row["largest_batch"], row["largest_context"]) == ((2**31 - CONTEXT_BYTES) // 1_000_000, None)
 
 
 def test_failed_search_is_an_error_document(capsys: pytest.CaptureFixture[str]) -> None:
