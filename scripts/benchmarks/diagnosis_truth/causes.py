@@ -37,6 +37,7 @@ CAUSES = {
     "padding": "most of each batch is padding",
     # work that is not needed
     "duplicate-forward": "the same forward pass runs twice in a step",
+    "repeated-backward": "backward runs several times through the same graph, for losses that could be added",
     "unused-gradients": "gradients are computed that no optimizer uses",
     "needless-copies": "tensors are cloned although nothing writes in place",
     "recomputation": "activation checkpointing computes the forward again",
