@@ -10,7 +10,7 @@ from torch import nn
 
 CASE = {
     "generation": 4,
-    "truth": "The thread that prepares batches masks words in plain Python, slower than the step, which waits for its queue.",
+    "truth": "The thread that prepares batches splits and masks words in plain Python, several times as long as the step, which waits for its queue.",
     "cause": "data-loading",
     "also": ["host-python"],
     "never": ["start-up", "evaluation", "growth", "periodic-pause", "small-operators", "logging", "garbage-collection"],
@@ -21,10 +21,14 @@ CASE = {
         "def mask_tokens",
         "for i, word in enumerate(words)",
         "words = self.window(",
-        "token = vocabulary.get(",
-        "if rng.random() < 0.15",
-        "labels.append(",
-        "tokens.append(",
+        "ids = self.encode(",
+        "labels += ",
+        "tokens += ",
+        "piece = vocabulary.get(",
+        "for end in range(",
+        "while begin < len(word)",
+        "found.append(piece)",
+        "rows.append(self.mask_tokens(",
     ],
     "share": None,
     "remedy": "prepare the batches in other processes, or mask by tensor operations",
@@ -40,26 +44,40 @@ CASE = {
 class Corpus:
     def __init__(self, size, n_words):
         rng = random.Random(0)
-        names = [f"w{i}" for i in range(size)]
-        self.vocabulary = {"[PAD]": 0, "[UNK]": 1, "[MASK]": 2, **{w: i + 3 for i, w in enumerate(names)}}
-        self.text = " ".join(rng.choices(names, weights=[1 / (i + 1) for i in range(size)], k=n_words)).split(" ")
+        letters = "aeinorst"
+        pieces = ["".join(rng.choices(letters, k=rng.randint(2, 4))) for _ in range(size)]
+        pieces = list(dict.fromkeys([*letters, *pieces]))
+        self.vocabulary = {"[PAD]": 0, "[UNK]": 1, "[MASK]": 2, **{w: i + 3 for i, w in enumerate(pieces)}}
+        words = ["".join(rng.choices(letters, k=rng.randint(4, 11))) for _ in range(2000)]
+        self.text = rng.choices(words, weights=[1 / (i + 1) for i in range(len(words))], k=n_words)
 
     def window(self, length, rng):
         start = rng.randrange(len(self.text) - length)
         return self.text[start : start + length]
 
+    def encode(self, word):
+        """Greedy longest match, as WordPiece does."""
+        vocabulary, found, begin = self.vocabulary, [], 0
+        while begin < len(word):
+            for end in range(len(word), begin, -1):
+                piece = vocabulary.get(word[begin:end])
+                if piece is not None:
+                    found.append(piece)
+                    break
+            begin = end
+        return found
+
     def mask_tokens(self, words, rng):
-        vocabulary, tokens, labels = self.vocabulary, [], []
+        tokens, labels = [], []
         for i, word in enumerate(words):
-            token = vocabulary.get(word.strip().lower(), 1)
+            ids = self.encode(word.strip().lower())
             if rng.random() < 0.15:
-                labels.append(token)
-                draw = rng.random()
-                tokens.append(2 if draw < 0.8 else rng.randrange(3, len(vocabulary)) if draw < 0.9 else token)
+                labels += ids
+                tokens += [2] * len(ids)
             else:
-                labels.append(-100)
-                tokens.append(token)
-        return tokens, labels
+                labels += [-100] * len(ids)
+                tokens += ids
+        return tokens[: len(words)], labels[: len(words)]
 
     def batch(self, size, length, rng):
         rows = []
@@ -110,16 +128,16 @@ class Bag(nn.Module):
 
 
 class Args:
-    vocabulary = 800
-    batch = 96
-    length = 128
+    vocabulary = 500
+    batch = 48
+    length = 80
     steps = 90
     lr = 2e-3
 
 
 def main(args=Args):
     torch.manual_seed(0)
-    model = Bag(args.vocabulary + 3)
+    model = Bag(args.vocabulary + 12)  # letters and special tokens
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     step = 0
     for tokens, labels in Prefetcher(Corpus(args.vocabulary, 40_000), args.batch, args.length, args.steps):
