@@ -8,21 +8,22 @@ from torch import nn
 
 CASE = {
     "generation": 4,
-    "truth": "After each step all weights are turned into bytes and hashed by SHA-256, which takes most of the time.",
+    "truth": "After each step all weights and their momenta are turned into bytes and hashed by MD5, more than half of the time.",
     "cause": "host-python",
     "also": ["logging", "checkpoint-writing"],
     "never": ["start-up", "data-loading", "evaluation", "growth", "periodic-pause", "small-operators"],
     "healthy": False,
     "place": [
         "digest.update(",
-        "self.ledger.append(model, batch)",
+        "self.ledger.append(model, self.optimizer, batch)",
         "for name, tensor in sorted(",
-        "hashlib.sha256(",
+        "for state in optimizer.state",
+        "hashlib.md5(",
         "tensor.detach().cpu()",
     ],
     "share": None,
     "remedy": "hash once an epoch",
-    "without": [["            self.ledger.append(model, batch)\n", ""]],
+    "without": [["            self.ledger.append(model, self.optimizer, batch)\n", ""]],
 }
 
 
@@ -30,13 +31,15 @@ class Ledger:
     """A chain of digests, so that a training can be replayed and compared."""
 
     def __init__(self):
-        self.chain = [hashlib.sha256(b"genesis").hexdigest()]
+        self.chain = [hashlib.md5(b"genesis").hexdigest()]
 
-    def append(self, model, batch):
-        digest = hashlib.sha256(self.chain[-1].encode())
+    def append(self, model, optimizer, batch):
+        digest = hashlib.md5(self.chain[-1].encode())
         for name, tensor in sorted(model.state_dict().items()):
             digest.update(name.encode())
             digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        for state in optimizer.state.values():
+            digest.update(state["momentum_buffer"].numpy().tobytes())
         digest.update(str(batch).encode())
         self.chain.append(digest.hexdigest())
 
@@ -58,7 +61,7 @@ class MixerBlock(nn.Module):
 
 
 class Mixer(nn.Module):
-    def __init__(self, d=192, tokens=16, depth=6, classes=20):
+    def __init__(self, d=384, tokens=16, depth=2, classes=20):
         super().__init__()
         self.embed = nn.Linear(48, d)
         self.blocks = nn.Sequential(*[MixerBlock(tokens, d) for _ in range(depth)])
@@ -72,7 +75,7 @@ class AuditedTrainer:
     def __init__(self, model, lr, weight_decay):
         self.model = model
         self.ledger = Ledger()
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=weight_decay, foreach=True)
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=weight_decay)
         self.loss_fn = nn.CrossEntropyLoss(label_smoothing=0.1)
 
     def run(self, n_batches, batch_size):
@@ -84,7 +87,7 @@ class AuditedTrainer:
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
-            self.ledger.append(model, batch)
+            self.ledger.append(model, self.optimizer, batch)
             if batch % 25 == 0:
                 print(f"{batch:4d} loss {loss.item():.3f} head {self.ledger.head}")
 
@@ -93,8 +96,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--batches", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=4)
-    parser.add_argument("--lr", type=float, default=5e-4)
-    parser.add_argument("--weight-decay", type=float, default=0.01)
+    parser.add_argument("--lr", type=float, default=0.02)
+    parser.add_argument("--weight-decay", type=float, default=1e-4)
     opt = parser.parse_args()
     torch.manual_seed(0)
     AuditedTrainer(Mixer(), opt.lr, opt.weight_decay).run(opt.batches, opt.batch_size)

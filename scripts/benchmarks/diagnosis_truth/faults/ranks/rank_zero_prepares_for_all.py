@@ -23,7 +23,8 @@ CASE = {
         "dist.scatter(",
         "answer = ",
         "question = ",
-        "tokens = ",
+        "tokens += ",
+        "while len(tokens)",
         "def example",
         "for step, tokens in enumerate(feeder)",
         "examples = ",
@@ -54,13 +55,15 @@ class Arithmetic:
         return f"({left} {self.rng.choice('+*-')} {right})"
 
     def example(self):
-        while True:
+        """Expressions one after the other, until the row is full."""
+        tokens = []
+        while len(tokens) < self.length:
             question = self.expression(3)
-            answer = str(eval(question))
-            text = f"{question} = {answer}"
-            if len(text) <= self.length:
-                tokens = [DIGITS[c] for c in text]
-                return tokens + [0] * (self.length - len(tokens))
+            answer = eval(question)
+            if not 0 <= answer < 200:
+                continue
+            tokens += [DIGITS[c] for c in f"{question} = {answer} "]
+        return tokens[: self.length]
 
 
 class Feeder:
@@ -83,7 +86,7 @@ class Feeder:
 
 
 class CharModel(nn.Module):
-    def __init__(self, d=48):
+    def __init__(self, d=32):
         super().__init__()
         self.emb = nn.Embedding(len(DIGITS) + 1, d)
         self.rnn = nn.GRU(d, d, batch_first=True)
@@ -98,10 +101,10 @@ def main():
     torch.manual_seed(0)
     model = DDP(CharModel())
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    feeder = Feeder(Arithmetic(seed=0), size=96, steps=45)
+    feeder = Feeder(Arithmetic(seed=0), size=128, steps=45)
     for step, tokens in enumerate(feeder):
         logits = model(tokens[:, :-1])
-        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), ignore_index=0)
+        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
