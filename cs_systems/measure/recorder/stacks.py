@@ -21,6 +21,7 @@ import sys
 import sysconfig
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -70,8 +71,8 @@ class Sample(NamedTuple):
         time_s: the time since the previous sample, without lost_s.
         lost_s: the part of it in which the garbage collector ran.
         is_plain: the innermost own line, or its whole function, uses no tensor.
-        late_s: the time from the request for the sample until it was taken, without waits for a core: the rest of the
-            call that was running.
+        late_s: the time from the request for the sample until it was taken, without waits for a core, or the CPU time
+            of it, if that is more: the rest of the call that was running.
     """
 
     step: int
@@ -99,12 +100,13 @@ class Sampler:
         self._thread: threading.Thread | None = None
         self._ends = False
         self._switch_s: float | None = None
-        # when a sample was requested, and the waiting times of this thread and of the main thread until then
-        self._asked: tuple[float, float, float] | None = None
+        # when a sample was requested, and until then the waiting times of this thread and of the main thread, and the
+        # latter's CPU time
+        self._asked: tuple[float, float, float, float] | None = None
         self._last_step, self._lost_before_s = -1, 0.0
         self._last = time.perf_counter(), 0.0, 0.0  # time of the last sample, and the running totals at that time
         self._waiting: CoreQueue | None = None
-        self._main = CoreQueue()
+        self._main, self._main_cpu_s = CoreQueue(), cpu_clock()
         self._call = _Call(self._look)
         _calls.append(self._call)
         self.samples: list[Sample] = []
@@ -161,7 +163,7 @@ class Sampler:
             self._switch_often()
             if self._asked is None:
                 # first, because the sample may be taken before the call returns
-                self._asked = time.perf_counter(), waiting.total_s(), self._main.total_s()
+                self._asked = time.perf_counter(), waiting.total_s(), self._main.total_s(), self._main_cpu_s()
                 if ctypes.pythonapi.Py_AddPendingCall(self._call, None) != 0:
                     self._asked = None
             time.sleep(PERIOD_S if self._samples_all else SLOW_PERIOD_S)
@@ -182,7 +184,7 @@ class Sampler:
             return 0
         number, begin_s, limit_s = step
         waited_s, lost_s = self._waiting.total_s() if self._waiting else 0.0, self._lost_s()
-        asked_s, waited_till_then_s, main_waited_s = asked
+        asked_s, waited_till_then_s, main_waited_s, main_cpu_s = asked
         last_s, was_waited_s, was_lost_s = self._last
         if number != self._last_step:  # the time before belongs to another step
             last_s = begin_s if self._samples_all else max(begin_s + limit_s, last_s)
@@ -195,7 +197,8 @@ class Sampler:
         before_s = max(0.0, asked_s - last_s - (0.0 if stays else waited_till_then_s - was_waited_s))
         weight_s = max(0.0, before_s + now - max(asked_s, last_s) - collected_s)
         is_plain = leaf is not None and self._samples_all and uses_no_tensor(sys._getframe(1), leaf)
-        late_s = max(0.0, now - asked_s - (self._main.total_s() - main_waited_s))
+        # the scheduler counts a wait at its end, so that one in which the sample was requested is subtracted whole
+        late_s = max(0.0, now - asked_s - (self._main.total_s() - main_waited_s), self._main_cpu_s() - main_cpu_s)
         self.samples.append(Sample(number, self._phase_of(), chain, leaf, weight_s, collected_s, is_plain, late_s))
         self._last = time.perf_counter(), waited_s, lost_s
         return 0
@@ -229,6 +232,13 @@ class CoreQueue:
         if self._file is None:
             return 0.0
         return int(os.pread(self._file, 100, 0).split()[1]) * 1e-9
+
+
+def cpu_clock() -> Callable[[], float]:
+    """Return a function that returns the CPU time of this thread in any thread; always 0 where none is known."""
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return lambda: 0.0
+    return functools.partial(time.clock_gettime, time.pthread_getcpuclockid(threading.get_ident()))
 
 
 _is_own: dict[str, bool] = {}

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from types import CodeType, FrameType
 from typing import Any
 
@@ -294,6 +295,32 @@ def test_stack_is_sampled_until_the_sampler_is_closed() -> None:
     finally:
         sampler.close()
     assert len(sampler.samples) >= 60
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux limits a process to one core")
+def test_rest_of_a_call_is_not_shortened_by_waits_for_a_core() -> None:
+    """A request for a sample often comes while the main thread waits for the core, and the scheduler counts later."""
+    cores, matrix = os.sched_getaffinity(0), torch.ones(600, 600)
+    sampler = Sampler(lambda: None, lambda: 0.0)
+    sampler.sample_all(True)
+    busy = []
+    try:
+        os.sched_setaffinity(0, {min(cores)})
+        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+        time.sleep(0.1)
+        sampler.step_begins(0, 0.0)
+        begin_s, calls = time.thread_time(), 0
+        while time.thread_time() < begin_s + 0.4:
+            matrix @ matrix
+            calls += 1
+        each_s = (time.thread_time() - begin_s) / calls
+    finally:
+        os.sched_setaffinity(0, cores)
+        for process in busy:
+            process.kill()
+            process.wait()
+        sampler.close()
+    assert median(sample.late_s for sample in sampler.samples) > each_s / 10
 
 
 @pytest.mark.parametrize(
