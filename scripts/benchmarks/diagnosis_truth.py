@@ -105,6 +105,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "recompiled": ("recompilation",),
     "recomputation": ("recomputation",),
     "recomputed": ("recomputation",),
+    "repeated-backward": ("repeated-backward",),
     "repeated-calls": ("duplicate-forward",),
     "returned-segments": ("device-allocation",),
     "rollouts": ("evaluation",),

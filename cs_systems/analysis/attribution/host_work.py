@@ -72,6 +72,12 @@ _KINDS = {
     r"\bpd\.|pandas|DataFrame": HostWork(
         "fills a pandas table", "keep the values in a list, and make the table after the loop"
     ),
+    r"hashlib|\b(sha\d+|md5|blake2[bs]|crc32)\b|hexdigest|\.digest\b": HostWork(
+        "computes checksums", "compute them less often, or of a few values"
+    ),
+    r"sqlite3|\b(conn|connection|cursor|cur|db|session)\.(commit|execute(many)?)\b": HostWork(
+        "uses a database", "keep one connection open, and commit many rows at once"
+    ),
     r"\bprint\b": HostWork("prints", "print less often"),
     r"\bsleep\b": HostWork("sleeps", "remove the pause"),
     r"\b(item|tolist|cpu)\b": HostWork("reads values of tensors", "read values less often"),

@@ -203,6 +203,16 @@ class DroppedGradientsRow(TypedDict):
     place: str | None  # of the backward pass
 
 
+class RepeatedBackwardRow(TypedDict):
+    """Backward passes before one update that go through the same operators, so that their gradients add up."""
+
+    steps: int  # observed steps with such passes
+    of_steps: int
+    passes: float  # in such a step, on average
+    share: float  # of the arithmetic of all passes, by the sizes of results
+    place: str | None  # of a repeating pass
+
+
 class BroadcastRow(TypedDict):
     """Largest tensor that a forward pass makes by broadcasting smaller ones, and sums up again."""
 
@@ -310,6 +320,7 @@ REPEATED_CALLS = Table("repeated_calls", RepeatedCallsRow, "calls of a model wit
 DROPPED_GRADIENTS = Table(
     "dropped_gradients", DroppedGradientsRow, "gradients that are cleared before their optimizer's step"
 )
+REPEATED_BACKWARD = Table("repeated_backward", RepeatedBackwardRow, "operators that backward computes again")
 BROADCASTS = Table("broadcasts", BroadcastRow, "tensors made by broadcasting and summed up again")
 THREADS = Table("threads", ThreadsRow, "threads of operators")
 HOOKS = Table("hooks", HooksRow, "growing number of hooks")

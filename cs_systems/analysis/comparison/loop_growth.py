@@ -13,6 +13,7 @@ TAU = 0.7  # least share of rising minus falling pairs: noise and a sudden chang
 LEAST_MEMORY = 32e6  # bytes; the pools of an allocator grow by less than this
 LEAST_TIMES = 1.3  # ratio of the last steps to the first ones
 LEAST_SLOPE = 0.3  # least growth per step in the second half, as a share of the first half's; below it, the growth ends
+GROUPS = 15  # number of groups of steps of which the fastest are compared
 PARTS = 5  # number of parts into which the readings are divided
 LEAST_RISE = 0.3  # least rise between two parts, as a share of the mean rise; an allocator's pools grow with pauses
 
@@ -40,6 +41,13 @@ def time_growth(durations_s: Sequence[tuple[int, float]]) -> Growth | None:
     """Return the growth of the time per step, given as (step, seconds); None if it does not grow steadily."""
     found = _steady(durations_s)
     return found if found is not None and found.last >= LEAST_TIMES * found.first else None
+
+
+def fastest(durations_s: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Return the fastest of each few consecutive steps, given as (step, seconds): those that a busy machine spares."""
+    count = max(1, len(durations_s) // GROUPS)
+    groups = (durations_s[at : at + count] for at in range(0, len(durations_s) - count + 1, count))
+    return [min(group, key=lambda step: step[1]) for group in groups]
 
 
 def follows_inputs(sizes: Sequence[tuple[int, float]]) -> bool:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cs_systems.analysis.replay import Change
 
 WORTH = 0.05  # share of the step or the peak; less is within the noise of most machines
+WORTH_IF_FREE = 0.02  # the same of a remedy that only leaves something out
 SMALL = 0.1  # share; smaller causes come after those outside of the usual steps
 EXPLAINS = 0.5  # share of a general cause that a more specific one must explain
 ON_TOP = "then, on top of that"  # `Diagnosis.then` of a remedy of the plan after the first
@@ -86,6 +87,7 @@ class Diagnosis:
         is_of_recording: its numbers are of the whole recording, not only of the judged steps.
         is_outside: the cause is outside of the usual steps.
         is_last_resort: it names no cause, only a distance from a ceiling, and is left out where a cause is found.
+        is_free: its remedy only leaves out what is known not to be needed, so that a smaller gain is worth it.
         options: the fields of a cell that carry out the remedy, with the values; a run with such a cell has measured
             the remedy.
         weight: share of a loop's time that its usual steps take, if `now` is a usual step; it only sets the order.
@@ -114,6 +116,7 @@ class Diagnosis:
     is_of_recording: bool = False
     is_outside: bool = False
     is_last_resort: bool = False
+    is_free: bool = False
     options: Mapping[str, Collection[Any]] = field(default_factory=dict)
     weight: float = 1.0
     change: Change | None = None
@@ -273,7 +276,7 @@ def ranked(found: Iterable[Diagnosis]) -> tuple[Diagnosis, ...]:
 
     Causes that outweigh the usual steps come before causes inside them.
     """
-    worth = [diagnosis for diagnosis in found if diagnosis.share >= WORTH]
+    worth = [diagnosis for diagnosis in found if diagnosis.share >= (WORTH_IF_FREE if diagnosis.is_free else WORTH)]
     causes = [diagnosis for diagnosis in worth if not diagnosis.is_last_resort] or worth
     order = sorted(causes, key=_rank)
     for one in [*order]:

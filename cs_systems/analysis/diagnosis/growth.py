@@ -66,7 +66,10 @@ def _of_time(row: GrowthRow, step_s: float | None, own: Sequence[OwnPythonRow]) 
     if row["quantity"] == IN_NO_PHASE:
         return _of_other(row, step_s, own)
     cause = _slower(Growth(row["steps"], first, last, row["per_step"]), row.get("phase"))
-    return Diagnosis(cause, TIME, last, takes=last - first, evidence=(row,))
+    most = _most_of_other(own) if row.get("phase") in (None, OTHER) else None
+    is_known = most is not None and most["function"] != COLLECTOR and most["time_s"] >= MOSTLY * (last - first)
+    where = called_at(most["function"], most["place"], most.get("calls")) if most and is_known else ""
+    return Diagnosis(cause, TIME, last, takes=last - first, evidence=(row,), where=where)
 
 
 def _of_other(row: GrowthRow, step_s: float | None, own: Sequence[OwnPythonRow]) -> Diagnosis | None:
@@ -77,8 +80,7 @@ def _of_other(row: GrowthRow, step_s: float | None, own: Sequence[OwnPythonRow])
     grown_s = row["last"] - row["first"]
     if step_s is None or grown_s < NOTABLE * step_s:
         return None
-    placed = (each for each in own if each["phase"] == OTHER and each["function"] != CALLS)
-    most = max(placed, key=lambda each: each["time_s"], default=None)
+    most = _most_of_other(own)
     if most and most["function"] == COLLECTOR:
         return None
     where = f", most of it in {called_at(most['function'], most['place'], most.get('calls'))}" if most else ""
@@ -87,6 +89,12 @@ def _of_other(row: GrowthRow, step_s: float | None, own: Sequence[OwnPythonRow])
         f"{human(row['first'], 's')} to {human(row['last'], 's')} in {row['steps']} steps{where}"
     )
     return Diagnosis(cause, TIME, step_s, takes=min(step_s, row["last"]), evidence=(row,), refines=("own-python",))
+
+
+def _most_of_other(own: Sequence[OwnPythonRow]) -> OwnPythonRow | None:
+    """Return the own function with the most time outside of the phases, in steps after the timed ones."""
+    placed = (each for each in own if each["phase"] == OTHER and each["function"] != CALLS)
+    return max(placed, key=lambda each: each["time_s"], default=None)
 
 
 def _slower(found: Growth, where: str | None) -> str:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from cs_systems.analysis.comparison.loop_findings import OWN_TOOLS
+from cs_systems.analysis.comparison.loop_findings import INNER_LINES, OWN_PYTHON, OWN_TOOLS, OwnToolRow
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis.own_python import FEWEST, NOTABLE, work_of
 from cs_systems.config import Phase
 from cs_systems.core.units import human
 
-TORCH = "torch.profiler"
+TORCH, ALLOCATIONS = "torch.profiler", "tracemalloc"
 REMEDY = "train without it, or limit it to a few steps (torch.profiler.schedule)"
+LEFT_ON = "train without it (tracemalloc.start, PYTHONTRACEMALLOC), and use it only in a search for a leak"
+# kinds of work that hardly make Python objects
+WAITS = ("sleeps", "waits for a server", "starts other programs", "collects garbage", "writes a file")
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
@@ -31,13 +35,35 @@ def find(evidence: Evidence) -> Diagnosis | None:
         )
         return Diagnosis(cause, REMEDY, row["total_s"], takes=extra_s, evidence=tuple(rows))
     step_s = evidence.step_s
-    always = next((row for row in rows if row["tool"] == TORCH), None)
-    if always is None or step_s is None:
+    every = {row["tool"]: row for row in rows}
+    if step_s is None or not every.keys() & {TORCH, ALLOCATIONS}:
         return None
+    if TORCH not in every:
+        return _of_allocations(every[ALLOCATIONS], evidence, step_s)
+    always = every[TORCH]
     slowed = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)
     cause = f"all {always['steps']} steps run under the program's own {TORCH}, which slows each operator"
     slowed_s = min(step_s, evidence.phases_s(*slowed))
     return Diagnosis(cause, REMEDY, step_s, takes=slowed_s, evidence=(always,))
 
 
-RULE = Rule(find, judges_loop=True)
+def _of_allocations(row: OwnToolRow, evidence: Evidence, step_s: float) -> Diagnosis | None:
+    """Find the time of own Python under a tool that traces each allocation; what of it is the tool's is unknown."""
+    own = [each for each in OWN_PYTHON.of(evidence.tables) if each["samples"] >= FEWEST]
+    slowed_s = sum(
+        each["time_s"]
+        for each in own
+        if (work := work_of(each["function"], each.get("calls"))) is None or work.words not in WAITS
+    )
+    slowed_s += sum(each["time_s"] for each in INNER_LINES.of(evidence.tables) if each["is_plain"])
+    slowed_s = min(step_s, slowed_s)
+    if slowed_s < NOTABLE * step_s:
+        return None
+    cause = (
+        f"all {row['steps']} steps run under the program's own {ALLOCATIONS}, which slows each allocation of a Python "
+        f"object; {slowed_s / step_s:.0%} of the step is own Python"
+    )
+    return Diagnosis(cause, LEFT_ON, step_s, takes=slowed_s, evidence=(row,))
+
+
+RULE = Rule(find, judges_loop=True, precedes=("own-python", "batch-preparation", "data-input", "python-in-forward"))

@@ -42,7 +42,7 @@ def _of_loop(row: ExchangeRow, step_s: float) -> Diagnosis | None:
         f"DistributedDataParallel searches for unused parameters in each pass (about {human(search_s, 's')} per step)"
         f"{averages}, and finds {found}"
     )
-    return Diagnosis(cause, REMEDY, step_s, step_s - search_s - marks_s)
+    return Diagnosis(cause, REMEDY, step_s, step_s - search_s - marks_s, is_free=not row["unused"])
 
 
 def _size(call: Collective) -> float:

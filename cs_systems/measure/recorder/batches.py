@@ -10,11 +10,14 @@ from __future__ import annotations
 import ast
 import functools
 import linecache
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from cs_systems.measure.recorder.stacks import Line, position_of
 
+# most calls of one line without gradients per backward pass, as of several teachers; more are a rollout or a generation
+MOST_TEACHERS = 8
 # methods that add to a container, besides methods that end with "_"
 FILLS = {"append", "appendleft", "extend", "insert"}
 _Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -41,25 +44,35 @@ class ModelCalls:
 
     def __init__(self) -> None:
         self.chains: dict[tuple[Line, ...], bool] = {}
+        self._without_gradients = Counter[tuple[Line, ...]]()
+        self._passes = 0
         self._known: dict[tuple[Line, ...], bool] = {}
         self._backward: set[tuple[Line, ...]] = set()
         self._of_loss: dict[tuple[Line, ...], bool] = {}
 
     def add(self, chain: tuple[Line, ...], has_gradients: bool) -> None:
         self.chains[chain] = self.chains.get(chain, False) or has_gradients
+        self._without_gradients[chain] += not has_gradients
         self._known.clear()
 
     def clear(self) -> None:
-        for each in (self.chains, self._known, self._backward, self._of_loss):
+        for each in (self.chains, self._known, self._backward, self._of_loss, self._without_gradients):
             each.clear()
+        self._passes = 0
 
     def add_backward(self, chain: tuple[Line, ...]) -> None:
         """Note the own lines around a backward pass."""
         self._backward.add(chain)
+        self._passes += 1
         self._of_loss.clear()
 
     def go_into_loss(self, chain: tuple[Line, ...]) -> bool:
-        """Return whether the innermost line makes what the loss is computed from, such as the outputs of a teacher."""
+        """Return whether the innermost line makes what the loss is computed from, such as the outputs of a teacher.
+
+        Many calls in one pass, such as those that generate a text token by token, are no teacher's.
+        """
+        if self._without_gradients[chain] > MOST_TEACHERS * self._passes:
+            return False
         if chain not in self._of_loss:
             self._of_loss[chain] = any(_goes_into(chain, backward) for backward in self._backward)
         return self._of_loss[chain]

@@ -213,7 +213,7 @@ class Gradients:
             held |= {id(p) for p in of.parameters()}
             self._clear(id(of), of.backward_begins())
         others = (p for p in parameters if id(p) not in held and p.requires_grad and p.is_leaf)
-        self._others = {id(p): (p, _state(p)) for p in others}
+        self._others = {id(p): (p, gradient_state(p)) for p in others}
 
     def backward_ends(self, *, is_for_inputs: bool) -> None:
         """Read gradients after a backward pass.
@@ -228,7 +228,7 @@ class Gradients:
                 if each.is_stepping and id(each) in for_whom:
                     self._use(id(each), [number])
         for which, (parameter, before) in self._others.items():
-            now = _state(parameter)
+            now = gradient_state(parameter)
             self.held_by_none[which] += now is not None and now != before
         self._others = {}
 
@@ -263,7 +263,7 @@ class Gradients:
                     self.unused += 1
 
 
-def _state(parameter: Tensor) -> tuple[int, int] | None:
+def gradient_state(parameter: Tensor) -> tuple[int, int] | None:
     """Return a value that changes when a backward pass computes a gradient; None without a gradient."""
     gradient = parameter.grad
     if gradient is None:

@@ -81,6 +81,40 @@ def costs_by_owners(roots: Any, owners: Mapping[int, int]) -> dict[frozenset[int
     return costs
 
 
+def leaves_below(roots: Any) -> list[Tensor]:
+    """Return the parameters and other leaves below the roots of a backward pass."""
+    waiting = _first_nodes(roots)
+    seen = {*waiting}
+    while waiting and len(seen) < MOST_NODES:
+        below = dict.fromkeys(each for each, _ in waiting.pop().next_functions if each is not None)
+        new = [each for each in below if each not in seen]
+        seen.update(new)
+        waiting += new
+    return [node.variable for node in seen if hasattr(node, "variable")]
+
+
+def costs_by_operator(roots: Any, leaves: Iterable[Tensor]) -> dict[int, float]:
+    """Return an upper limit of the computing time in seconds of each operator above some leaves, by its number.
+
+    It is the number in its thread's sequence, so that no part of the graph is kept.
+    """
+    wanted, leads = {id(each) for each in leaves}, dict[Any, bool]()
+    costs: dict[int, float] = {}
+    waiting = [(node, False) for node in _first_nodes(roots)]
+    while waiting and len(leads) < MOST_NODES:
+        node, is_left = waiting.pop()
+        if node in leads:
+            continue
+        following = [each for each, _ in node.next_functions if each is not None]
+        if not is_left:
+            waiting += [(node, True), *((each, False) for each in following if each not in leads)]
+            continue
+        leads[node] = id(getattr(node, "variable", None)) in wanted or any(leads.get(each, False) for each in following)
+        if leads[node] and not any(word in node.name() for word in _NO_OPERATORS):
+            costs[node._sequence_nr()] = _arithmetic_s(node, max(map(_inner, following), default=1))
+    return costs
+
+
 def _inner(weight: Any) -> int:
     """Return the inner dimension of a product with this operand, a parameter or its transpose; else 1."""
     if hasattr(weight, "variable"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -76,6 +77,7 @@ class OwnTools:
         """Return the program's active tools that make its steps slower."""
         tracers = {"sys.settrace": sys.gettrace(), "sys.setprofile": sys.getprofile()}
         found = {name for name, tracer in tracers.items() if tracer is not None}
+        found |= {"tracemalloc"} if tracemalloc.is_tracing() else set()
         return found | {tool for tool, is_active in TOOLS.items() if tool != self._used_by_us and is_active()}
 
     @contextmanager

@@ -34,6 +34,7 @@ from cs_systems.measure.recorder.observers import Observer, Observers, hiding
 from cs_systems.measure.recorder.outcome import Outcome
 from cs_systems.measure.recorder.own_tools import OwnTools
 from cs_systems.measure.recorder.padding import Padding
+from cs_systems.measure.recorder.passes import Passes
 from cs_systems.measure.recorder.phases import Moment
 from cs_systems.measure.recorder.rank_steps import RankSteps
 from cs_systems.measure.recorder.stages import PROFILES, Stage, Taken
@@ -94,13 +95,19 @@ class Recording:
         self._tools.gives_way = self._give_way
         self._installed, self._region = Observation(), ExitStack()
         self._tracker = tracker = Tracker(device, self._clock, self._at_first_forward)
-        self._watch = Watch(device, self._moment, self._probes.compilations, lambda: self._subject.models)
+        self._watch = Watch(
+            device,
+            self._moment,
+            self._probes.compilations,
+            lambda: self._subject.models,
+            lambda: self._subject.world_size > 1,
+        )
         # a GPU keeps working while a look waits for it
         hidden = hiding(tracker.unobserved, nullcontext if device.is_cuda else self._watch.own_time)
         self._outcome = Outcome(lambda optimizer: tracker.observers.update_skipped(optimizer))
         every: list[Observer] = [self._watch, Training(self._subject, hidden), HookNumbers(self._subject, hidden),
-                                 Double(self._subject), Calls(), Anomaly(), Threads(), self._outcome, Padding(),
-                                 Energy(self._subject)]  # fmt: skip
+                                 Double(self._subject), Calls(), Passes(), Anomaly(), Threads(), self._outcome,
+                                 Padding(), Energy(self._subject)]  # fmt: skip
         if self._writer.meeting is not None:
             every.append(RankSteps(self._subject, tracker, self._writer.meeting, self._patience_s))
         self._observers = tracker.observers = Observers(every, hidden)

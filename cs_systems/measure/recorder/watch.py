@@ -20,7 +20,7 @@ from typing import Any
 from torch import nn
 
 from cs_systems.analysis.comparison import loop_findings as found
-from cs_systems.analysis.comparison.loop_growth import Growth, follows_inputs, memory_growth, time_growth
+from cs_systems.analysis.comparison.loop_growth import Growth, fastest, follows_inputs, memory_growth, time_growth
 from cs_systems.analysis.comparison.loop_start import slow_start
 from cs_systems.analysis.comparison.loop_time import LoopTimeRow, whole_loop_time
 from cs_systems.core.step_kinds import StepKind, step_kinds
@@ -63,8 +63,10 @@ class Watch(Observer):
         phase_of: Callable[[], Moment | None],
         compilations: Callable[[], tuple[int, float]] = lambda: (0, 0.0),
         models: Callable[[], Sequence[nn.Module]] = tuple,
+        is_rank: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__()
+        self._is_rank = is_rank  # whether the loop may wait for other ranks
         self._device, self._models = device, models
         self._compilations = compilations
         self._collections = Collections()
@@ -77,12 +79,13 @@ class Watch(Observer):
         self._model_calls = ModelCalls()
         self.all_sampled = range(0)  # the steps that were sampled from their start
         self.restart()
-        self._own_s = 0.0
+        self._own_s = self._cpu_before_s = 0.0
         self._collections.begin()
 
     def restart(self) -> None:
         self.durations_s: list[float] = []  # by the host's clock
         self._clock = StepClock(self._device)
+        self._cpu_s: list[float] = []  # CPU time of the process, by step
         self._queued_s: dict[int, float] = {}  # time for which the loop's thread waited for a core, by step
         self._compiling, self._compiled = set[int](), self._compilations()[0]
         self._end_s: float | None = None
@@ -101,11 +104,12 @@ class Watch(Observer):
     def step_ended(self) -> None:
         """Note the end of a step, and begin the next one."""
         now, own_s, queued_s = time.perf_counter(), self._own_s, self._queue.total_s()
-        self._own_s = 0.0
+        cpu_s, self._own_s = time.process_time(), 0.0
         self._clock.step_ended(len(self.durations_s) if self._end_s is not None else -1, own_s)
         if self._end_s is not None:
             lasted_s, number = max(0.0, now - self._end_s - own_s), len(self.durations_s)
             self.durations_s.append(lasted_s)
+            self._cpu_s.append(cpu_s - self._cpu_before_s)
             self._queued_s[number] = queued_s - self._queued_before_s
             if (compiled := self._compilations()[0]) != self._compiled:
                 self._compiled = compiled
@@ -114,7 +118,7 @@ class Watch(Observer):
                 self._next_slow, self._last_slow = 2 * number - self._last_slow, number
             if number >= FEWEST_STEPS and (number < LATEST or number % 5 == 0):
                 self._limit_s = SLOW * median(self.durations_s[-LATEST:])
-        self._end_s, self._queued_before_s = now, queued_s
+        self._end_s, self._queued_before_s, self._cpu_before_s = now, queued_s, cpu_s
         number = len(self.durations_s)
         self._memory.read(now, number)
         self._collections.step_begins(number)
@@ -130,12 +134,13 @@ class Watch(Observer):
     @contextmanager
     def own_time(self) -> Iterator[None]:
         """Exclude the time in this context, which the recording itself takes, from the current step."""
-        begin_s, queued_s = time.perf_counter(), self._queue.total_s()
+        begin_s, queued_s, cpu_s = time.perf_counter(), self._queue.total_s(), time.process_time()
         try:
             yield
         finally:
             self._own_s += time.perf_counter() - begin_s
             self._queued_before_s += self._queue.total_s() - queued_s
+            self._cpu_before_s += time.process_time() - cpu_s
 
     def pause(self) -> None:
         """Observe nothing until the next step begins, because the recording itself works now."""
@@ -326,14 +331,16 @@ class Watch(Observer):
     def _time_growth(self, usual: StepKind, phases: Mapping[str, Sequence[float]]) -> Iterator[found.GrowthRow]:
         worked_s = self._worked_s()
         times = [(n, worked_s[n]) for n in usual.positions if n >= FEWEST_STEPS]
-        if (growth := time_growth(times)) is not None:
+        if (growth := time_growth(times) or time_growth(fastest(times))) is not None:
             yield _growth_row("step time", growth, None, _clearest(_rises(phases)))
-        elif (of_other := time_growth([*enumerate(phases.get(found.OTHER, ()))])) is not None:  # less noisy
+        elif (of_other := time_growth([*enumerate(phases.get(found.OTHER, ()))])) is not None:
             yield _growth_row(found.IN_NO_PHASE, of_other, None, found.OTHER)
 
     def _slow_start(self, phases: Mapping[str, Sequence[float]]) -> tuple[set[int], list[found.SlowStartRow]]:
         """Return the first steps of the loop and their row, if they are much slower than all later ones."""
         worked_s = self._worked_s()
+        if self._is_rank():  # the others' waits for a core are waits of this rank for them
+            worked_s = [min(times) for times in zip(worked_s, self._cpu_s, strict=True)]
         # steps that are sampled from their start, or observed by a tool of the program, take longer than otherwise
         others = self._compiling | {n for n, active in self._tools.items() if active}
         known = [n for n in range(len(worked_s)) if n not in self.all_sampled and n not in others]

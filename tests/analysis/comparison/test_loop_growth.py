@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from cs_systems.analysis.comparison.loop_growth import memory_growth, time_growth
+from cs_systems.analysis.comparison.loop_growth import fastest, memory_growth, time_growth
 
 MIB = 2**20
 
@@ -98,3 +98,15 @@ def test_steps_become_slower_from_the_limits_on(durations: list[float], grows: b
 def test_growth_per_step_is_between_the_medians_of_both_ends() -> None:
     found = time_growth([(5 + step, 100.0 + step**2) for step in range(20)])
     assert found == (19, 100.0, 461.0, 19.0)
+
+
+@pytest.mark.parametrize("steps", [60, 120])
+def test_fastest_of_each_few_steps_show_growth_on_a_busy_machine(steps: int) -> None:
+    rng = random.Random(0)
+    noise = [1 + rng.expovariate(1.5) for _ in range(steps)]
+    flat = [(step, 0.01 * noise[step]) for step in range(steps)]
+    rising = [(step, (0.01 + 0.09 * step / steps) * noise[step]) for step in range(steps)]
+    assert time_growth(flat) is None
+    assert time_growth(fastest(flat)) is None
+    assert time_growth(fastest(rising)) is not None
+    assert fastest(flat[:9]) == flat[:9]

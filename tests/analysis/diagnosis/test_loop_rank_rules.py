@@ -122,6 +122,13 @@ def test_healthy_exchange_has_no_cause(known: Any) -> None:
     assert found.nothing == "nothing found that would save more than 5% of the step's time"
 
 
+def test_search_that_finds_nothing_is_named_for_less_than_other_causes() -> None:
+    """Its remedy costs nothing; one that finds unused parameters needs a change of the model."""
+    found = {share: apply_rules(ranks({"marked": 600, "search_share": share, "unused": 0})) for share in (0.019, 0.021)}
+    assert [len(answer.diagnoses) for answer in found.values()] == [0, 1]
+    assert not apply_rules(ranks({"marked": 600, "search_share": 0.021, "unused": 3})).diagnoses
+
+
 def test_experts_are_named_instead_of_the_straggler() -> None:
     found = apply_rules(ranks(late={"work": "batch", "batch_times": 7.0, "received_times": 1.75})).diagnoses
     assert [one.code for one in found] == ["imbalanced-experts"]

@@ -82,6 +82,7 @@ def inner(function: str, line: int, time_s: float, **known: Any) -> dict[str, An
 TABLE = {"parameter": "Net.items.weight", "rows": 150_000, "used": 2_000, "share": 0.9}
 DROPPED = {"optimizer": "Adam", "parameters": 14, "first": "Generator.net.0.weight", "passes": 8, "of_passes": 16,
            "share": 0.4, "place": "train.py:30"}  # fmt: skip
+AGAIN = {"steps": 4, "of_steps": 4, "passes": 8.0, "share": 0.75, "place": "train.py:30"}
 BROADCAST = {"shape": "192 × 192 × 128", "elements": 4_718_592, "from_elements": 49_152, "to_elements": 36_864}
 PASSES = {"passes": 36, "unused": 24}
 UNHELD = {"parameters": 16, "elements": 999, "share": 0.5, "first": "Net.a.weight"}
@@ -253,6 +254,13 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         "Net is called twice with the same input in a step, and backward uses only one of the results: take metrics "
         "from the output that the loss uses (output.detach()), or call the model under torch.no_grad()",
     ),
+    "repeated-backward": (
+        loop({"repeated_backward": [AGAIN]}),
+        None,
+        "8 backward passes of a step go through the same part of the graph: about 75% of their work is repeated, 45% "
+        "of the step (train.py:30): add the losses and call backward once, without retain_graph: the gradients are the "
+        "same, unless the program reads them between the passes",
+    ),
     "growing-hooks": (
         loop({"hooks": [hooked()]}),
         None,
@@ -287,6 +295,9 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                                        {"updates": [updates(steps=4, again=3, stale=3)]}),
     "gradients-not-cleared: more than half of the steps": (
         {"updates": [updates(stale=6)]}, {"updates": [updates(stale=7)]},
+    ),
+    "repeated-backward: half of the steps": (
+        {"repeated_backward": [AGAIN | {"of_steps": 9}]}, {"repeated_backward": [AGAIN | {"of_steps": 8}]},
     ),
     "no-update: no parameter": ({"updates": [updates(changed=1)]}, {"updates": [updates(changed=0)]}),
     "no-update: 3 steps": ({"updates": [updates(changed=0, compared_steps=2)]},
@@ -405,6 +416,19 @@ def test_profiler_in_all_steps_has_an_unknown_cost() -> None:
     assert found.cause == "all 40 steps run under the program's own torch.profiler, which slows each operator"
     assert causes(loop({"own_tools": [always | {"tool": "sys.settrace"}]})) == ()
     assert causes(loop({"own_tools": [under(extra_s=-0.1)]})) == ()
+
+
+def test_tracing_of_allocations_comes_before_the_own_python_that_it_slows() -> None:
+    row = under(tool="tracemalloc", steps=40, without_s=None, extra_s=None)
+    first, second = causes(loop({"own_tools": [row], "own_python": [own("sample", 8, 0.04)]}, other=0.04))
+    assert first.cause == (
+        "all 40 steps run under the program's own tracemalloc, which slows each allocation of a Python object; 40% of "
+        "the step is own Python"
+    )
+    assert second.code == "own-python"
+    waits = loop({"own_tools": [row], "own_python": [own("wait", 8, 0.04, "time.sleep")]}, other=0.04)
+    assert [each.code for each in causes(waits)] == ["own-python"]
+    assert not causes(loop({"own_tools": [row]})), "nothing in the step makes many Python objects"
 
 
 def test_repeated_call_with_a_used_result_is_reported_with_the_same_result() -> None:
@@ -605,6 +629,10 @@ def test_growing_step_names_its_phase() -> None:
     assert found.sentence.startswith(
         "a step takes 1.00 ms longer with each step: 20.0 ms at first, 70.0 ms after 50 steps, most of it in other: "
     )
+    rows = {"growth": [growing("step time", 0.02, 0.07)], "own_python": [own("mean", 8, 0.06, "sum")]}
+    assert "after 50 steps (mean() at train.py:8, sum): find" in causes(loop(rows, other=0.06))[0].sentence
+    rows["own_python"] = [own("mean", 8, 0.01, "sum")]
+    assert "after 50 steps: find" in causes(loop(rows))[0].sentence, "it is not what grows"
 
 
 @pytest.mark.parametrize(

@@ -107,4 +107,8 @@ def test_forward_without_gradients_goes_into_the_loss_if_it_is_computed_from_its
 
     names = {"model": lambda _: 0, "policy": lambda _: looks.append(chain()), "Loss": Loss, "print": lambda _: None}
     exec(compile(file.read_text(), str(file), "exec"), names)
+    for _ in range(8):
+        calls.add(looks[0], False)
     assert [calls.go_into_loss(each) for each in looks] == [INTO_LOSS[program]]
+    calls.add(looks[0], False)
+    assert not calls.go_into_loss(looks[0]), "so many calls in one pass are a rollout"

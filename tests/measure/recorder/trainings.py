@@ -195,6 +195,21 @@ def two_losses_of_two_calls() -> Step:
     return step
 
 
+def two_losses_with_two_passes() -> Step:
+    trunk, heads = net(outputs=8), [nn.Linear(8, 4), nn.Linear(8, 4)]
+    optimizer = AdamW([p for part in (trunk, *heads) for p in part.parameters()])
+
+    def step() -> None:
+        inputs, labels = batch()
+        shared = trunk(inputs)
+        optimizer.zero_grad()
+        for head in heads:
+            functional.cross_entropy(head(shared), labels).backward(retain_graph=True)
+        optimizer.step()
+
+    return step
+
+
 def anomaly_in_backward() -> Step:
     model = net()
     optimizer = AdamW(model.parameters())
@@ -245,6 +260,7 @@ FAULTS: dict[str, tuple[Callable[[], Step], str]] = {  # name → (the loop, the
     "metric_before_update": (lambda: metric_by_another_call(after_update=False), "repeated-calls"),
     "metric_after_update": (lambda: metric_by_another_call(after_update=True), "repeated-calls"),
     "two_losses_of_two_calls": (two_losses_of_two_calls, "repeated-calls"),
+    "two_losses_with_two_passes": (two_losses_with_two_passes, "repeated-backward"),
     "anomaly_in_backward": (anomaly_in_backward, "anomaly-detection"),
     "hook_per_step": (hook_per_step, "growing-hooks"),
     "tensor_hook_per_step": (tensor_hook_per_step, "growing-hooks"),
@@ -323,6 +339,41 @@ def combined_gradients() -> Step:
         for parameter, *gradients in zip(model.parameters(), *kept, strict=True):
             parameter.grad = torch.stack(gradients).mean(0)
         optimizer.step()
+
+    return step
+
+
+def penalty_of_the_gradient() -> Step:
+    """Train with a penalty on a gradient, which leads through the same graph again."""
+    model = net()
+    optimizer = AdamW(model.parameters())
+
+    def step() -> None:
+        inputs, labels = batch()
+        inputs.requires_grad_()
+        loss = functional.cross_entropy(model(inputs), labels)
+        (gradient,) = torch.autograd.grad(loss, inputs, create_graph=True)
+        update(optimizer, loss + gradient.square().sum())
+
+    return step
+
+
+def passes_for_two_players() -> Step:
+    """Compute the gradients of two players from one graph, each for its own parameters alone."""
+    trunk, player, opponent = net(outputs=8), nn.Linear(8, 4), nn.Linear(8, 4)
+    first, second = AdamW([*trunk.parameters(), *player.parameters()]), AdamW(opponent.parameters())
+
+    def step() -> None:
+        inputs, labels = batch()
+        shared = trunk(inputs)
+        loss = functional.cross_entropy(player(shared), labels)
+        other = functional.cross_entropy(opponent(shared), labels)
+        first.zero_grad()
+        loss.backward(retain_graph=True, inputs=[*trunk.parameters(), *player.parameters()])
+        second.zero_grad()
+        other.backward(inputs=[*opponent.parameters()])
+        first.step()
+        second.step()
 
     return step
 
@@ -617,6 +668,8 @@ SOUND: dict[str, Callable[[], Step]] = {
     "gradients_set_by_hand": gradients_set_by_hand,
     "decayed_gradients": decayed_gradients,
     "combined_gradients": combined_gradients,
+    "passes_for_two_players": passes_for_two_players,
+    "penalty_of_the_gradient": penalty_of_the_gradient,
     "adversarial_examples": adversarial_examples,
     "generative_adversarial": generative_adversarial,
     "critic_steps_more_often": critic_steps_more_often,
