@@ -339,7 +339,7 @@ class Watch(Observer):
     def _slow_start(self, phases: Mapping[str, Sequence[float]]) -> tuple[set[int], list[found.SlowStartRow]]:
         """Return the first steps of the loop and their row, if they are much slower than all later ones."""
         worked_s = self._worked_s()
-        if self._is_rank():  # the others' waits for a core are waits of this rank for them
+        if self._is_rank() and not self._device.is_cuda:  # the others' waits for a core are waits of this rank for them
             worked_s = [min(times) for times in zip(worked_s, self._cpu_s, strict=True)]
         # steps that are sampled from their start, or observed by a tool of the program, take longer than otherwise
         others = self._compiling | {n for n, active in self._tools.items() if active}
