@@ -20,7 +20,7 @@ CASE = {
         "self.monitor.check(",
         "MemoryMonitor(TRACE_MEMORY)",
     ],
-    "share": None,
+    "share": 83,
     "remedy": "do not start tracemalloc outside a search for a leak",
     "without": [["TRACE_MEMORY = True", "TRACE_MEMORY = False"]],
 }

@@ -15,7 +15,7 @@ CASE = {
     "never": ["start-up", "data-loading", "evaluation", "growth", "periodic-pause", "logging", "host-python"],
     "healthy": False,
     "place": ["loss.backward(retain_graph=True)", "for name, loss in losses.items()"],
-    "share": None,
+    "share": 79,
     "remedy": "add the losses, and call backward once",
     "without": [
         [

@@ -23,7 +23,7 @@ CASE = {
         "x = self.decoder(",
         "return self.head(",
     ],
-    "share": None,
+    "share": 87,
     "remedy": "keep keys and values of past words while decoding, or sample less often",
     "without": [
         [

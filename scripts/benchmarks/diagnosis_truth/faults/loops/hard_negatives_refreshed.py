@@ -23,7 +23,7 @@ CASE = {
         "return F.normalize(",
         "self.model.question(",
     ],
-    "share": None,
+    "share": 65,
     "remedy": "refresh less often, or in another process with a copy of the weights",
     "without": [["            if self.step % self.every == 0:\n", "            if self.step == 0:\n"]],
 }

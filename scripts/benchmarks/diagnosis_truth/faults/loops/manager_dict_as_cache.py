@@ -23,7 +23,7 @@ CASE = {
         "image, label = self.cache[index]",
         "for images, labels in loader",
     ],
-    "share": None,
+    "share": 39,
     "remedy": "keep the images in a tensor in shared memory, or in a memory-mapped file",
     "without": [["    cache = manager.dict()\n", "    cache = {}\n"]],
 }

@@ -23,7 +23,7 @@ CASE = {
         "model(x)",
         "torch.stack(contributions",
     ],
-    "share": None,
+    "share": 84,
     "remedy": "one grouped layer for all columns: torch.bmm, or Conv1d with groups",
     "without": [
         [

@@ -23,7 +23,7 @@ CASE = {
         "self.memory.sample(",
         "w / total for w in",
     ],
-    "share": None,
+    "share": 25,
     "remedy": "keep the sums in a tree, or the priorities in one array that is updated in place",
     "without": [
         [

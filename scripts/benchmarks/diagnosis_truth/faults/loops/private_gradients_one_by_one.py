@@ -29,7 +29,7 @@ CASE = {
         "self.out(",
         "h = h + block",
     ],
-    "share": None,
+    "share": 92,
     "remedy": "gradients of all records at once: torch.func.vmap over torch.func.grad",
     "without": [
         [

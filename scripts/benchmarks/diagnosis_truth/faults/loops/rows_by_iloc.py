@@ -21,7 +21,7 @@ CASE = {
         "label = torch.tensor(",
         "for step, (cat, num, y) in enumerate(",
     ],
-    "share": None,
+    "share": 92,
     "remedy": "turn the columns into tensors once, and index these",
     "without": [
         [

@@ -28,7 +28,7 @@ CASE = {
         "yield connection",
         "connection.close()",
     ],
-    "share": None,
+    "share": 65,
     "remedy": "one connection, and one commit for many rows",
     "without": [["            tracker.log_metrics(metrics, step)\n", ""]],
 }

@@ -29,7 +29,7 @@ CASE = {
         "for step, tokens in enumerate(feeder)",
         "examples = ",
     ],
-    "share": None,
+    "share": 52,
     "remedy": "let each rank build its own part of the batch",
     "without": [
         [
