@@ -8,7 +8,8 @@ import tokenize
 from collections.abc import Collection
 from pathlib import Path
 
-_DYNAMIC = {"globals", "locals", "vars", "exec", "modules", "__getattr__"}  # they can define names at run time
+_DYNAMIC = {"globals", "locals", "vars", "exec", "modules"}  # they can define names at run time
+_OF_THE_MODULE = "__getattr__"  # the same, but a class's own says nothing of the module
 # a symbol table does not show the names that these statements define
 _STATEMENTS = re.compile(r"\bsys\.modules|import\s*\*")
 
@@ -37,7 +38,11 @@ def _defined(path: Path, modified_ns: int) -> frozenset[str] | None:
     scopes = [module]
     for scope in scopes:
         scopes += scope.get_children()
-    if _STATEMENTS.search(text) or any(_DYNAMIC.intersection(scope.get_identifiers()) for scope in scopes):
+    if (
+        _OF_THE_MODULE in module.get_identifiers()
+        or _STATEMENTS.search(text)
+        or any(_DYNAMIC.intersection(scope.get_identifiers()) for scope in scopes)
+    ):
         return None
     return frozenset(
         symbol.get_name()
