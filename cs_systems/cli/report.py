@@ -52,7 +52,7 @@ class Report:
     ] = None
     output: Annotated[MaybePath, optional("FILE", "file for the output, instead of the terminal")] = None
     figure: Annotated[MaybePath, optional("FILE", "file for a figure: .svg, .png or .pdf")] = None
-    figure_kind: Annotated[MaybeText, optional("KIND", ", ".join([*KINDS, WATERFALL]), "chosen by the records")] = None
+    figure_kind: Annotated[MaybeText, optional("KIND", ", ".join([*KINDS, WATERFALL]), "by what varies")] = None
     paper: Annotated[
         MaybePath, optional("FOLDER", "write all tables (.tex, .typ) and figures (.pdf) of the run for a paper")
     ] = None
@@ -171,8 +171,9 @@ def _draw(figure: Path, kind: str | None, records: list[RunRecord], read: Path) 
     for number, name in enumerate(drawn or [*workloads][:1], 1):
         file = figure if number == 1 else figure.with_stem(f"{figure.stem}-{number}")
         check_outputs({"--figure": file}, [read])
-        plot.save(workloads[name], file, kind)
-        caption = plot.caption(workloads[name], kind) if file.suffix == ".pdf" else ""
+        shown = kind or plot.best(workloads[name])
+        plot.save(workloads[name], file, shown)
+        caption = plot.caption(workloads[name], shown) if file.suffix == ".pdf" else ""
         print(visible(f"figure: {file}{f' ({name})' if len(workloads) > 1 else ''}"), file=sys.stderr)
         if caption:
             print(visible(f"caption: {caption}"), file=sys.stderr)

@@ -335,3 +335,17 @@ def test_caption_says_device_versions_steps_and_spread(train_records: list[RunRe
     assert re.search(
         r"medians of \d+ steps \(wall clock\); p10 to p90 spans [\d.]+( to [\d.]+)?% of the median$", caption
     )
+
+
+@pytest.mark.parametrize(("lengths", "warmups", "best"), [(6, 1, "phases"), (7, 1, "time"), (1, 2, "warmup")])
+def test_figure_without_a_kind_shows_what_varies(
+    train_records: list[RunRecord], lengths: int, warmups: int, best: str
+) -> None:
+    cells = [
+        replace(record, config=replace(record.run_config, seq_len=2**length, warmup=warmup).to_dict())
+        for record in train_records[:2]
+        for length in range(2, 2 + lengths)
+        for warmup in range(1, 1 + warmups)
+    ]
+    assert plot.best(cells) == best
+    assert plot.best([]) is None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,25 @@ def kinds(records: Sequence[RunRecord]) -> list[str]:
     """Return the kinds of figures that have data in these records (first workload), most informative first."""
     chosen = _of_one_workload(records)
     return _fitting(chosen, frame(chosen))
+
+
+def best(records: Sequence[RunRecord]) -> str | None:
+    """Return the kind of figure that shows what varies in these records (first workload); None if none has data.
+
+    Bars of phases show few cells. More cells along a length are curves, and cells that differ in their warm-up alone
+    show every step.
+    """
+    from cs_systems.report.figures.bars import MOST_BARS
+
+    chosen = _of_one_workload(records)
+    data = frame(chosen)
+    fitting = _fitting(chosen, data)
+    if fitting[:1] != ["phases"]:
+        return next(iter(fitting), None)
+    cells = {record.run_config for record in chosen}
+    if len({replace(cell, warmup=0) for cell in cells}) < len(cells) and "warmup" in fitting:
+        return "warmup"
+    return "time" if "time" in fitting and len(chosen) > MOST_BARS else "phases"
 
 
 def _fitting(chosen: Sequence[RunRecord], data: pd.DataFrame) -> list[str]:
