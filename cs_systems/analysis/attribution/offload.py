@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import TypedDict
 
 import numpy as np
 
+from cs_systems.analysis.attribution.gaps import Gaps
 from cs_systems.analysis.attribution.kernel_families import family
 from cs_systems.analysis.attribution.profile import Profile
 from cs_systems.config import Phase
 from cs_systems.core.range_names import meaning
 from cs_systems.readers.forms.columns import Bools
-from cs_systems.readers.forms.trace import Copies
+from cs_systems.readers.forms.trace import Copies, Step
 
 LONG_S = 1e-3  # a shorter gap holds no update of a model
 LEAST_COPIES = 0.01  # share of the step in each direction; scalars for a log or a batch of tokens take less
@@ -19,28 +22,31 @@ ALIKE = 4.0  # largest ratio; gradients and weights differ by precision, outputs
 MOST_OF_IT = 0.5  # share of a gap
 
 
-class Offload(NamedTuple):
+class OffloadRow(TypedDict):
     """Updates by the CPU in a mean step: time without a kernel, and the time of the copies to the host and back."""
 
     time_s: float
-    down_s: float
-    up_s: float
+    to_host_s: float
+    to_device_s: float
 
 
-def offload(profile: Profile) -> Offload | None:
+def offload(profile: Profile) -> OffloadRow | None:
     """Return the updates by the CPU in a mean step; None if there are none.
 
     A gap without a kernel is an update if copies to the host precede copies to the device in it, and a range of the
     optimizer covers most of it. Without such ranges, the program must train and run no optimizer on the device.
     """
     trace, device, steps = profile.trace, profile.devices[0], len(profile.steps)
-    gaps, copies = profile.gaps[device], trace.copies.take(trace.copies.device == device)
-    which = np.flatnonzero(gaps.end_s - gaps.start_s > LONG_S)
+    gaps, copies = _whole(profile.gaps[device], profile.steps), trace.copies.take(trace.copies.device == device)
+    last_s = [step.end_s for step in profile.steps[:-1]]
     ranges = trace.ranges.take(trace.ranges.name.codes_where(lambda name: meaning(name).phase == Phase.OPTIMIZER))
     if not len(copies) or not (len(ranges) or _trains_without_optimizer(profile)):
         return None
     time_s = down_s = up_s = 0.0
-    for begin_s, end_s in zip(gaps.start_s[which].tolist(), gaps.end_s[which].tolist(), strict=True):
+    goes_on = False  # after the end of its step, so that the last one is not whole
+    for begin_s, end_s in gaps:
+        if end_s - begin_s <= LONG_S:
+            continue
         down, up = (_inside(copies, direction, begin_s, end_s) for direction in ("DtoH", "HtoD"))
         if not down.any() or not up.any() or copies.start_s[down].min() > copies.start_s[up].min():
             continue
@@ -48,13 +54,27 @@ def offload(profile: Profile) -> Offload | None:
         if len(ranges) and covered_s < MOST_OF_IT * (end_s - begin_s):
             continue
         time_s += end_s - begin_s
+        goes_on |= bisect_right(last_s, begin_s) < bisect_left(last_s, end_s)
         down_s, up_s = (
             total + float((copies.end_s - copies.start_s)[own].sum()) for total, own in ((down_s, down), (up_s, up))
         )
     wall_s = sum(step.end_s - step.start_s for step in profile.steps)
     less_s, more_s = sorted((down_s, up_s))
     is_update = time_s > 0 and less_s >= LEAST_COPIES * wall_s and more_s <= ALIKE * less_s
-    return Offload(time_s / steps, down_s / steps, up_s / steps) if is_update else None
+    if not is_update:
+        return None
+    steps -= goes_on
+    return {"time_s": time_s / steps, "to_host_s": down_s / steps, "to_device_s": up_s / steps}
+
+
+def _whole(gaps: Gaps, steps: Sequence[Step]) -> list[tuple[float, float]]:
+    """Return the gaps as (start, end), those joined that are one, cut at the end of a step."""
+    starts, ends = np.sort(gaps.start_s), np.sort(gaps.end_s)
+    last = np.array([step.end_s for step in steps])
+    following = np.array([*(step.start_s for step in steps[1:]), np.nan])
+    at = np.minimum(np.searchsorted(last, ends[:-1]), len(steps) - 1)
+    joined = (last[at] == ends[:-1]) & (following[at] == starts[1:])
+    return [*zip(starts[np.append(True, ~joined)].tolist(), ends[np.append(~joined, True)].tolist(), strict=True)]
 
 
 def _inside(copies: Copies, direction: str, begin_s: float, end_s: float) -> Bools:

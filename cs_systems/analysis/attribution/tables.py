@@ -17,6 +17,7 @@ from cs_systems.analysis.attribution.gaps import GapRow, gap_rows
 from cs_systems.analysis.attribution.host import RangeRow, range_rows
 from cs_systems.analysis.attribution.host_gaps import HostGapRow, WaitRow, host_gap_rows, wait_rows
 from cs_systems.analysis.attribution.kernel_families import FAMILIES, family, is_collective
+from cs_systems.analysis.attribution.offload import OffloadRow, offload
 from cs_systems.analysis.attribution.overlap import of_kernels
 from cs_systems.analysis.attribution.places import Place
 from cs_systems.analysis.attribution.profile import Profile, Sum
@@ -422,6 +423,13 @@ def waits(profile: Profile, costs: Costs = NO_COSTS) -> list[WaitRow]:
     return wait_rows(profile.trace, profile.steps)
 
 
+@table("updates of the weights by the CPU while the GPU is idle, per step")
+def cpu_updates(profile: Profile, costs: Costs = NO_COSTS) -> list[OffloadRow]:
+    """Return the updates by the CPU, with the copies of gradients and weights; no row if there are none."""
+    found = offload(profile) if profile.gaps else None
+    return [] if found is None else [found]
+
+
 @table("ranges by CPU time, per step", most=10)
 def ranges(profile: Profile, costs: Costs = NO_COSTS) -> list[RangeRow]:
     """Return the host's wall time in each range, not the device's time; shares are of the steps' wall time."""
@@ -499,7 +507,20 @@ def overlap(profile: Profile, costs: Costs) -> list[DeviceOverlapRow]:
 
 
 TABLES = by_name(
-    steps, ratio, phases, families, kernels, layers, parts, attention, gaps, host_gaps, waits, overlap, ranges
+    steps,
+    ratio,
+    phases,
+    families,
+    kernels,
+    layers,
+    parts,
+    attention,
+    gaps,
+    host_gaps,
+    waits,
+    cpu_updates,
+    overlap,
+    ranges,
 )
 
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from cs_systems.analysis.memory.tensor_names import TensorNames
     from cs_systems.analysis.replay.what_ifs import Answering
 
+OF_HOST = (LAUNCH, HOST, SYNC, MALLOC)  # causes of idle time for which the host is late
 HOST_BOUND = 0.3  # share of the step; above it, the host and not the kernels determines the step's duration
 # Profiler → smallest and largest factor by which it slows down a launching host: of twelve model families on one H100
 # under Kineto, and of ten sizes on one H200 under nsys.
@@ -52,7 +53,19 @@ FEWEST_KERNELS = 20  # fewest kernels in a pass that does not repeat; with fewer
 ON_CPU = "on a CPU no GPU is idle and no kernel is slow; measure on a GPU"
 OF_HOST_MEMORY = re.compile(r"(cuda|hip)(Host(Alloc|Malloc|Register|Free|Unregister)|FreeHost|MallocHost)|cuMemHost")
 MOSTLY = 0.5  # share of a time or size; more than this counts as most of it
-TABLES = ("steps", "gaps", "host_gaps", "waits", "phases", "families", "kernels", "attention", "overlap", "ranges")
+TABLES = (
+    "steps",
+    "gaps",
+    "host_gaps",
+    "waits",
+    "cpu_updates",
+    "phases",
+    "families",
+    "kernels",
+    "attention",
+    "overlap",
+    "ranges",
+)
 
 
 @dataclass(frozen=True)
@@ -161,20 +174,35 @@ class Evidence:
     @cached_property
     def idle_s(self) -> dict[str, float]:
         """Time of a step without a kernel, by cause; time of the profiler itself is left out."""
+        return {cause: time_s for cause, time_s in self._all_idle_s.items() if cause != PROFILER}
+
+    @cached_property
+    def _all_idle_s(self) -> dict[str, float]:
+        """Time of a step without a kernel, by cause.
+
+        In a loop, the GPU waits for the host at most during the timed phases that it ended as soon as they were
+        submitted. Under a profiler it waits longer, because each launch is slower and each step begins with an empty
+        launch queue.
+        """
         lasted = idle_by_cause(self.tables, self.clean_s)
-        return {cause: time_s for cause, time_s in lasted.items() if cause != PROFILER}
+        waited_s = sum(lasted.get(cause, 0.0) for cause in (*OF_HOST, PROFILER))
+        if not (self.is_loop and waited_s and self.measurement and all(each.lag_s for each in self.measurement.timed)):
+            return lasted
+        part = min(1.0, self.launch_bound_share * (self.step_s or 0.0) / waited_s)
+        scaled = {cause: time_s * part if cause in (*OF_HOST, PROFILER) else time_s for cause, time_s in lasted.items()}
+        return {cause: time_s for cause, time_s in scaled.items() if time_s}
 
     @cached_property
     def busy_s(self) -> float | None:
         """Time of a step with a kernel on the first device; None without a trace."""
         if self.step_s is None or ("gaps" not in self.tables and "steps" not in self.tables):
             return None
-        return max(0.0, self.step_s - sum(idle_by_cause(self.tables, self.clean_s).values()))
+        return max(0.0, self.step_s - sum(self._all_idle_s.values()))
 
     @cached_property
     def host_bound_s(self) -> float:
         """Time of a step in which the GPU waits for the host: for its launches, its waits, or its own work."""
-        return sum(self.idle_s.get(cause, 0.0) for cause in (LAUNCH, HOST, SYNC, MALLOC))
+        return sum(self.idle_s.get(cause, 0.0) for cause in OF_HOST)
 
     @property
     def is_host_bound(self) -> bool:

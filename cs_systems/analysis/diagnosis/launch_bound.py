@@ -29,6 +29,7 @@ RANKS, COMPILED_RANKS = (
     "compile (torch.compile; --compile), or use a larger batch for each rank",
     "use a larger batch for each rank",
 )
+MOST_OF_THEM = 0.8  # share of the waits for launches; with less, a replay without launches also removes other work
 LEAST = 0.02  # share of the step of a phase that is named
 OPTIONS = {"graph": ("step",), **COMPILED}
 
@@ -96,7 +97,10 @@ def _of_loop_s(evidence: Evidence, measurement: Measurement, step_s: float) -> d
 
 def _traced(evidence: Evidence, step_s: float) -> Diagnosis | Unknown | None:
     # While the host waits for its batch it launches nothing; `data_input` reports that time.
-    waited_s = max(0.0, evidence.idle_s.get(LAUNCH, 0.0) - max(0.0, evidence.input_s - evidence.silent_s))
+    traced_s = waited_s = max(0.0, evidence.idle_s.get(LAUNCH, 0.0) - max(0.0, evidence.input_s - evidence.silent_s))
+    if evidence.is_loop and evidence.measurement is not None:
+        # other launches are those of the program's own Python, which other rules report
+        waited_s = min(waited_s, sum(_of_loop_s(evidence, evidence.measurement, step_s).values()))
     rows: tuple[Row, ...] = tuple(gaps.of(evidence.tables))
     unprofiled = evidence.unprofiled_s
     if unprofiled and waited_s > WORTH * step_s >= waited_s - (step_s - unprofiled[1]):
@@ -117,7 +121,7 @@ def _traced(evidence: Evidence, step_s: float) -> Diagnosis | Unknown | None:
         options=OPTIONS,
         unprofiled=unprofiled,
         expected=_expected(evidence),
-        change=LaunchesFree(),
+        change=LaunchesFree() if waited_s >= MOST_OF_THEM * traced_s else None,
     )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cs_systems.analysis.attribution.gaps import MALLOC
 from cs_systems.analysis.attribution.host_work import HostWork, host_work
 from cs_systems.analysis.comparison.loop_findings import (
     CALLS,
     COLLECTIONS,
     COLLECTOR,
+    HOST_SYNC,
     OTHER,
     OWN_PYTHON,
     UNSAMPLED,
@@ -19,10 +21,15 @@ from cs_systems.analysis.comparison.loop_ranks import LATE_RANK, LOOP_RANKS, PYT
 from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule, Unknown
 from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
 from cs_systems.analysis.diagnosis._findings import EXPLAINS
+from cs_systems.analysis.timing_caveats import launch_bound_phases
 
 NOTABLE = 0.10  # share of the step; less is the loop's own bookkeeping
 LEAST = 0.02  # least share of the step for a function that is named
 MOST = 3  # number of functions that are named
+READ_LESS = "read them less often, and many at once (torch.stack(…).tolist())"
+READING = 0.25  # share of the time of own Python
+EMPTY_CACHE = "empty_cache"
+READS = ("item", "tolist")  # methods that read numbers from the GPU
 FEWEST = 3  # fewest samples of the stack for a function
 LOGGED = HostWork("computes what it writes to a log", "log less often, or fewer values")
 REMEDY = "do it less often, make it faster, or, if it prepares data, move it into the workers of a data loader"
@@ -67,6 +74,21 @@ def started_collections(evidence: Evidence) -> CollectionRow | None:
     return row if own_share >= max(NOTABLE, EXPLAINS * share) and share >= WORTH else None
 
 
+def _with_reads(evidence: Evidence, rows: Sequence[OwnPythonRow]) -> tuple[float, list[OwnPythonRow]]:
+    """Return (time, rows): the time in which lines of rows read numbers from an idle GPU, and the rows with it."""
+    found, total_s = [*rows], 0.0
+    idle = evidence.measurement is not None and HOST_SYNC in launch_bound_phases(evidence.measurement)
+    for read in OWN_PYTHON.of(evidence.tables) if idle else ():
+        if read["phase"] != HOST_SYNC or (read.get("calls") or "").rpartition(".")[2] not in READS:
+            continue
+        for at, row in enumerate(found):
+            if row["place"] == read["place"]:
+                found[at] = {**row, "time_s": row["time_s"] + read["time_s"]}
+                total_s += read["time_s"]
+                break
+    return total_s, sorted(found, key=lambda row: -row["time_s"]) if total_s else found
+
+
 def find(evidence: Evidence) -> Diagnosis | Unknown | None:
     """Find the phase `other` of a loop, with the functions that take its time; another rule reports batches."""
     step_s, measurement = evidence.step_s, evidence.measurement
@@ -74,8 +96,12 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
         return None
     of_phase = [row for row in OWN_PYTHON.of(evidence.tables) if row["phase"] == OTHER and row["samples"] >= FEWEST]
     rows = [row for row in of_phase if row["function"] not in (COLLECTOR, CALLS) and not row.get("feeds_model")]
+    if MALLOC in evidence.idle_s:  # `device_allocation` reports these lines
+        rows = [row for row in rows if not (row.get("calls") or "").endswith(EMPTY_CACHE)]
     not_own_s = sum(row["time_s"] for row in of_phase) - sum(row["time_s"] for row in rows)
     lasted_s = max(0.0, min(step_s, evidence.phase_s(OTHER) or 0.0) - not_own_s)
+    read_s, rows = _with_reads(evidence, rows)
+    lasted_s = min(step_s, lasted_s + read_s)
     if ranks := LOOP_RANKS.of(evidence.tables):
         # observed in few steps, which may be slower than the timed ones: the rest has at most its share of them
         leading_s, not_own = _of_leading(ranks, step_s), sum(row["share"] for row in of_phase if row not in rows)
@@ -96,10 +122,15 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
     work = work_of(shown[0]["function"], shown[0].get("calls")) or (LOGGED if shown[0].get("writes") else None)
     does = f", which {work.words}" if work and shown[0]["time_s"] >= MOSTLY * lasted_s else ""
     cause = f"{share} is the script's own Python{does}: {lines}"
+    remedy = work.remedy if work else REMEDY
+    if read_s > READING * lasted_s:
+        cause += f"; {read_s / step_s:.0%} of the step reads numbers from the GPU (.item())"
+        remedy = READ_LESS
     if (collected := started_collections(evidence)) is not None:
         of_loop = collected["time_s"] / collected["total_s"]
         cause += f"; objects made there also start Python's garbage collector, {of_loop:.0%} of the loop"
-    return Diagnosis(cause, work.remedy if work else REMEDY, step_s, step_s - lasted_s, evidence=tuple(rows))
+    return Diagnosis(cause, remedy, step_s, step_s - lasted_s, evidence=tuple(rows))
 
 
-RULE = Rule(find)
+# No graph and no compiler removes the program's own Python.
+RULE = Rule(find, refines=("launch-bound", "host-time"))

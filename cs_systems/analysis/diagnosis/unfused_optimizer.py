@@ -10,6 +10,7 @@ from cs_systems.analysis.comparison.loop_findings import OWN_PYTHON
 from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
 from cs_systems.analysis.diagnosis.own_python import FEWEST, MOST, NOTABLE, named
+from cs_systems.analysis.timing_caveats import launch_bound_phases
 from cs_systems.config import Phase
 from cs_systems.core.tables import Row
 
@@ -18,6 +19,7 @@ FUSED = re.compile(r"fused_?(optimizer|adam|sgd|lamb)|^triton_for_|^adamw_kernel
 # and its temporaries in eight operations: decay 2, first moment 3, second moment 2 + 3, root 2, division 2, epsilon 2,
 # update 4.
 FUSED_PASSES, FOREACH_PASSES = 7, 20
+MANY = 100  # kernels of an update; a fused one has a few
 OPTIONS = {"optimizer": ("adamw_fused", "adamw_triton")}
 REMEDY = "use a fused optimizer (torch.optim.AdamW(…, fused=True); --optimizer adamw_fused)"
 
@@ -28,7 +30,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     """Find the time of the optimizer, unless its kernels or its name show that it is fused.
 
     At best, the update takes the time of its minimal traffic, if known, else the fused share of its passes. Waits for
-    its launches count if they are most of the step's waits.
+    its launches count if they are most of the step's waits, or if the timed update shows them.
     """
     step_s = evidence.step_s
     if step_s is not None and evidence.is_loop and (found := _written_in_python(evidence, step_s)) is not None:
@@ -36,15 +38,15 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if step_s is None or evidence.device_name is None or _is_fused(evidence):
         return None
     rows: list[Row] = evidence.rows_of("all", phases=(Phase.OPTIMIZER,))
-    if not rows and (time_s := evidence.phase_s(Phase.OPTIMIZER)):
+    if not rows and evidence.busy_s is None and (time_s := evidence.phase_s(Phase.OPTIMIZER)):
         rows = [{"phase": Phase.OPTIMIZER.value, "time_s": time_s}]
     lasted_s = sum(row["time_s"] for row in rows)
     if not lasted_s:
         return None
     floor_s = evidence.floor_s(Phase.OPTIMIZER)
     least_s = lasted_s * FUSED_PASSES / FOREACH_PASSES if floor_s is None else min(floor_s, lasted_s)
-    waits_s = _waits_s(evidence)
     calls = round(sum(row.get("calls_per_step", 0) for row in rows))
+    waits_s = _timed_waits_s(evidence, lasted_s, calls) or _waits_s(evidence)
     share = min(1.0, (lasted_s + waits_s) / step_s)
     cause = f"the optimizer takes {share:.0%} of the step, and its kernels are not fused"
     if waits_s:
@@ -60,6 +62,22 @@ def find(evidence: Evidence) -> Diagnosis | None:
         unprofiled=_bounded(evidence.unprofiled_s, at_best) if waits_s else None,
         refines=("launch-bound",) if waits_s else (),
     )
+
+
+def _timed_waits_s(evidence: Evidence, lasted_s: float, calls: int) -> float:
+    """Return the time of the timed update beyond its kernels, if their launches limit it; 0 if they do not.
+
+    lasted_s: the time of the update's kernels.
+    """
+    m = evidence.measurement
+    if (
+        evidence.busy_s is None
+        or calls < MANY
+        or m is None
+        or not launch_bound_phases(m, {Phase.OPTIMIZER} & {*m.phase_names()})
+    ):
+        return 0.0
+    return max(0.0, evidence.phases_s(Phase.OPTIMIZER) - lasted_s)
 
 
 def _waits_s(evidence: Evidence) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -37,7 +38,9 @@ def record_trace(
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.is_cuda else [])]
     how = _ExperimentalConfig(profile_all_threads=all_threads)
-    with profile(activities=activities, experimental_config=how) as profiler, ranges:
+    # one cycle, so that nothing is cleared; torch would warn that the end of each cycle clears its events
+    whole = {"acc_events": True} if "acc_events" in inspect.signature(profile).parameters else {}
+    with profile(activities=activities, experimental_config=how, **whole) as profiler, ranges:
         if modules:
             profiler.add_metadata_json(HEADER, json.dumps(packed(modules)))
         yield

@@ -43,14 +43,24 @@ _SET_TIMER_SLACK, _SLACK_NS = 29, 1000  # arguments of prctl, so that sleeps of 
 MOST_SAMPLES = 50_000
 SAMPLER = "cs-systems-sampler"  # name of the thread
 _PACKAGE = Path(__file__).parents[2]
+
+
+def _compiler_folders() -> tuple[str, ...]:
+    """Return parts of the paths of code that torch.compile generates."""
+    named = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    return ("/torchinductor_", *([f"{named.rstrip('/')}/"] if named else []))
+
+
 _LIBRARIES = tuple(
     {f"{path}/" for path in (*sysconfig.get_paths().values(), Path(torch.__file__).parent, _PACKAGE) if path}
 )
+_OF_LIBRARIES = "site-packages", "dist-packages", *_compiler_folders()
 _MODULE_CALL = torch.nn.modules.module.__file__
 _TORCH = f"{Path(torch.__file__).parent}/"
 _CALLEE = re.compile(r"(?:await\s+)?([A-Za-z_][\w.]*(?:\([^()]*\)\.[\w.]+)*)\s*\(")
 _READS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME")  # beginnings: there are variants, such as of two names
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
+MOST_BYTES = 8_000  # of a function's instructions; to look through more, the program would pause for too long
 DEEPEST = 2  # lists inside lists whose first element is looked at
 _HOLD_LOCALS = {"locals", "vars", "eval", "exec"}  # functions that use the dictionary of their caller's variables
 _METHOD = re.compile(r"([A-Za-z_]\w*)\([^()]*\)$")
@@ -248,7 +258,7 @@ def is_own(file: str) -> bool:
     """Return whether a source file belongs to the program, not to a library, the standard library or this package."""
     known = _is_own.get(file)
     if known is None:
-        is_library = file.startswith(("<", *_LIBRARIES)) or "site-packages" in file or "dist-packages" in file
+        is_library = file.startswith(("<", *_LIBRARIES)) or any(part in file for part in _OF_LIBRARIES)
         known = _is_own[file] = not is_library
     return known
 
@@ -276,6 +286,8 @@ def uses_no_tensor(frame: FrameType | None, line: Line) -> bool:
     their owner; so does a line that reads an attribute with a tensor or a module.
     """
     code = line[0]
+    if len(code.co_code) > MOST_BYTES:
+        return False
     while frame is not None and frame.f_code is not code:
         if frame.f_code.co_filename.startswith(_TORCH):
             return False
@@ -298,8 +310,9 @@ def uses_no_tensor(frame: FrameType | None, line: Line) -> bool:
 def _names_by_line(code: CodeType) -> dict[int, tuple[frozenset[str], frozenset[str]]]:
     """Return the variables that the instructions of each line of a function read, and the attributes."""
     found: dict[int, tuple[set[str], set[str]]] = {}
+    numbers = _line_numbers(code)
     for each in dis.get_instructions(code):
-        names, attributes = found.setdefault(line_of((code, each.offset)), (set(), set()))
+        names, attributes = found.setdefault(numbers[each.offset // 2], (set(), set()))
         names.update(names_read(each.opname, each.argval))
         if each.opname in _ATTRIBUTES:
             attributes.add(each.argval)

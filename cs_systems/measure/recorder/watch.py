@@ -88,6 +88,8 @@ class Watch(Observer):
         self._cpu_s: list[float] = []  # CPU time of the process, by step
         self._queued_s: dict[int, float] = {}  # time for which the loop's thread waited for a core, by step
         self._compiling, self._compiled = set[int](), self._compilations()[0]
+        self._profiled = set[int]()  # steps under a profiler of the recording, which last longer
+        self._profiled_from: int | None = None
         self._end_s: float | None = None
         self._limit_s = float("inf")
         self._last_slow, self._next_slow = 0, -1  # the next one is expected at the same distance as the last two
@@ -176,9 +178,9 @@ class Watch(Observer):
         return [max(LEAST_S, lasted_s - queued_s.get(n, 0.0)) for n, lasted_s in enumerate(self._lasted_s())]
 
     def _kinds(self) -> list[StepKind]:
-        """Return the kinds of steps that did not compile, by their time without waiting for a core."""
+        """Return the kinds of undisturbed steps that did not compile, by their time without waiting for a core."""
         worked_s = self._worked_s()
-        others = [n for n in range(len(worked_s)) if n not in self._compiling]
+        others = [n for n in range(len(worked_s)) if n not in self._compiling | self._profiled]
         kinds = step_kinds([worked_s[n] for n in others])
         return [replace(kind, positions=tuple(others[at] for at in kind.positions)) for kind in kinds]
 
@@ -190,10 +192,19 @@ class Watch(Observer):
 
     def begins(self, period: Period) -> None:
         self.is_looking = period is Period.SAMPLED
+        self._end_profile()
+        if period in (Period.PROFILED, Period.HISTORY):
+            self._profiled_from = len(self.durations_s)
         if period is Period.TIMED:
             self._sizes, self._sized_at = kept.sizes(sys._getframe(1)), len(self.durations_s)
         elif period in (Period.PROFILED, Period.HISTORY, Period.SAMPLED):
             self.sample_all(period is not Period.HISTORY)
+
+    def _end_profile(self) -> None:
+        """Note the steps of a profile that ends here, in the step that is running."""
+        if self._profiled_from is not None:
+            self._profiled.update(range(self._profiled_from, len(self.durations_s) + 1))
+            self._profiled_from = None
 
     def look_before_backward(self, roots: Any) -> None:
         """Note its place; count the operators of forward before it, in the first step sampled from its start."""
@@ -218,6 +229,7 @@ class Watch(Observer):
             self._kept = kept.grown(sys._getframe(1), self._sizes, steps)
 
     def end(self) -> None:
+        self._end_profile()
         self.sample_all(False)
 
     def close(self) -> None:
@@ -232,7 +244,9 @@ class Watch(Observer):
     def tables(self, timing: Timing, others: Tables) -> Tables:
         made: dict[str, Sequence[Row]] = {}
         durations_s, worked_s = self._lasted_s(), self._worked_s()
-        whole: list[LoopTimeRow] = whole_loop_time(durations_s, self._compiling)
+        alone = [n for n in range(len(durations_s)) if n not in self._profiled]
+        compiling = {position for position, n in enumerate(alone) if n in self._compiling}
+        whole: list[LoopTimeRow] = whole_loop_time([durations_s[n] for n in alone], compiling)
         kinds = self._kinds()
         by_step = [*self._sampler.samples]
         if whole:
@@ -342,7 +356,7 @@ class Watch(Observer):
         if self._is_rank() and not self._device.is_cuda:  # the others' waits for a core are waits of this rank for them
             worked_s = [min(times) for times in zip(worked_s, self._cpu_s, strict=True)]
         # steps that are sampled from their start, or observed by a tool of the program, take longer than otherwise
-        others = self._compiling | {n for n, active in self._tools.items() if active}
+        others = self._compiling | self._profiled | {n for n, active in self._tools.items() if active}
         known = [n for n in range(len(worked_s)) if n not in self.all_sampled and n not in others]
         start = slow_start([worked_s[n] for n in known], len(worked_s) // 2)
         if start is None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cs_systems.analysis.attribution.kernel_trials import Trials, kernel_trials
-from cs_systems.analysis.attribution.offload import Offload, offload
+from cs_systems.analysis.attribution.offload import OffloadRow, offload
 from cs_systems.analysis.attribution.product_rates import Product, _sizes, product_rates
 from cs_systems.analysis.attribution.profile import Profile
 from cs_systems.analysis.attribution.recomputed import Recomputed, recomputed
@@ -323,7 +323,7 @@ def updated(
     kernel: str = PRODUCT,
     order: Sequence[str] = ("DtoH", "HtoD"),
     tail_s: float = 1.0,
-) -> Offload | None:
+) -> OffloadRow | None:
     """Return the updates of two steps with two gaps of which each has a copy to the host and one to the device."""
     made, now = Made(), 0.0
     lasts = dict(zip(("DtoH", "HtoD"), (down_s, up_s), strict=True))
@@ -368,9 +368,24 @@ SHORT = {"gap_s": 2.0**-9, "down_s": 2.0**-12, "up_s": 2.0**-12, "work_s": 2.0**
 )
 def test_update_on_the_cpu_is_a_gap_with_copies_in_both_directions(known: dict[str, Any], time_s: float | None) -> None:
     found = updated(**known)
-    assert (found and found.time_s) == time_s
+    assert (found and found["time_s"]) == time_s
     if found:
-        assert (found.down_s, found.up_s) == (2 * known.get("down_s", 0.25), 2 * known.get("up_s", 0.25))
+        copied = found["to_host_s"], found["to_device_s"]
+        assert copied == (2 * known.get("down_s", 0.25), 2 * known.get("up_s", 0.25))
+
+
+def test_update_on_the_cpu_goes_on_after_the_end_of_its_step() -> None:
+    """A step ends with the optimizer, and the weights are copied back at the start of the next."""
+    made = Made()
+    for begin in (0.0, 10.0):
+        made.kernel(PRODUCT, begin + 1, begin + 3)
+        made.range("backward", begin + 2, begin + 3)
+        made.copy("DtoH pageable", begin + 3, begin + 4)
+        made.range("Optimizer.step#AdamW.step", begin + 4, begin + 10)
+        made.range("step", begin, begin + 10)
+        made.copy("HtoD pageable", begin + 10, begin + 11)
+    found = offload(made.profile("step"))
+    assert found == {"time_s": 8.0, "to_host_s": 1.0, "to_device_s": 1.0}
 
 
 @pytest.mark.parametrize(("copy_s", "is_update"), [(0.0651, True), (0.0649, False)])

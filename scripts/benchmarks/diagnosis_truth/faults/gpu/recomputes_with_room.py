@@ -26,7 +26,7 @@ class Checkpointed(GPT):
 torch.manual_seed(0)
 model = Checkpointed(d_model=1024, layers=12, heads=16).cuda()
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
-for _step, (ids, targets) in enumerate(batches(40, 8, 1024)):
+for _step, (ids, targets) in enumerate(batches(40, 32, 1024)):
     with torch.autocast("cuda", torch.bfloat16):
         loss = model(ids, targets)
     optimizer.zero_grad()
