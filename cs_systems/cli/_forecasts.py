@@ -5,11 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Annotated, TypedDict
 
 from cs_systems.cli._document import add
 from cs_systems.cli._memory_text import say
 from cs_systems.config import ConfigError, RunConfig, describe
 from cs_systems.core.fields import Subject
+from cs_systems.core.tables import Column, Table
 from cs_systems.core.units import human
 from cs_systems.formulas.memory.fit import CONTEXT_BYTES, MOST, Change, largest, with_context
 from cs_systems.formulas.memory.tables import ForecastRow
@@ -28,6 +30,23 @@ ACCURACY = (
 ACCURACY_OF_FORMULA = "accuracy: within 5% in each of 427 cells measured on one H200; fragmentation is not predicted"
 LEAST_TOP = 4  # smallest upper batch size to measure, for a straight line through the peaks
 _CONTEXT_FIELDS = {"seq_len", "model.context_length"}
+
+
+class FitRow(TypedDict):
+    """Prediction for one of several cells, with the largest batch and context that fit; 0 if none does.
+
+    Null if a workload of the user's own does not read such a size.
+    """
+
+    cell: str
+    needed_bytes: int
+    fits: bool
+    largest_batch: Annotated[int | None, Column("batch", "batch, context: the largest that fits")]
+    largest_context: Annotated[int | None, Column("context")]
+    first: Annotated[str, Column("change first", drop=1)]
+
+
+FITS = Table("fits", FitRow, "predicted memory of a step")
 
 
 def accuracy_of(config: RunConfig) -> str:
@@ -83,8 +102,6 @@ def print_verdict(config: RunConfig, needed: float, device_bytes: int) -> None:
 
 def _add_row(config: RunConfig, needed_bytes: int, device_bytes: int, largest_sizes: Mapping[str, int]) -> None:
     """Add what is printed to the document of the command, with --format json."""
-    from cs_systems.cli.memory import FITS, FitRow
-
     row: FitRow = {
         "cell": describe(config),
         "needed_bytes": needed_bytes,

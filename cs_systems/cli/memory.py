@@ -36,7 +36,7 @@ from cs_systems.cli._output import Format, Open, check_outputs, deliver, joined,
 from cs_systems.config import ConfigError, RunConfig, describe
 from cs_systems.core.fields import Subject
 from cs_systems.core.printable import visible
-from cs_systems.core.tables import Column, Table
+from cs_systems.core.tables import Table
 from cs_systems.core.units import human
 from cs_systems.record import RunRecord
 
@@ -94,22 +94,7 @@ class ChangeRow(TypedDict):
 CHANGES = Table("changes", ChangeRow, "each change alone")
 
 
-class FitRow(TypedDict):
-    """Prediction for one of several cells, with the largest batch and context that fit; 0 if none does.
-
-    Null if a workload of the user's own does not read such a size.
-    """
-
-    cell: str
-    needed_bytes: int
-    fits: bool
-    largest_batch: Annotated[int | None, Column("batch", "batch, context: the largest that fits")]
-    largest_context: Annotated[int | None, Column("context")]
-    first: Annotated[str, Column("change first", drop=1)]
-
-
 NOTHING_ENOUGH = "no combination is enough; shard the model over several devices"
-FITS = Table("fits", FitRow, "predicted memory of a step")
 
 
 def run(args: Memory) -> int:
@@ -286,6 +271,7 @@ def _first_changes(fit: Fit) -> str:
 
 def _print_table_of_fits(args: Memory, found: Sequence[tuple[RunConfig, Fit]], device_bytes: int) -> None:
     """Print a row for each cell, named by what differs among the cells."""
+    from cs_systems.cli._forecasts import FITS, FitRow
     from cs_systems.config import same_fields
     from cs_systems.formulas.memory.fit import MOST
     from cs_systems.report.tables.rows import render_table

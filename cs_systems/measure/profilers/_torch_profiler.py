@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cs_systems.readers.forms.modules import HEADER, packed
 from cs_systems.record import Row
@@ -39,7 +39,7 @@ def record_trace(
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.is_cuda else [])]
     how = _ExperimentalConfig(profile_all_threads=all_threads)
     # one cycle, so that nothing is cleared; torch would warn that the end of each cycle clears its events
-    whole = {"acc_events": True} if "acc_events" in inspect.signature(profile).parameters else {}
+    whole: dict[str, Any] = {"acc_events": True} if "acc_events" in inspect.signature(profile).parameters else {}
     with profile(activities=activities, experimental_config=how, **whole) as profiler, ranges:
         if modules:
             profiler.add_metadata_json(HEADER, json.dumps(packed(modules)))
