@@ -13,10 +13,11 @@ from typing import Annotated, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 
+from cs_systems.analysis.attribution.fusable import FusableRow, fusable_runs
 from cs_systems.analysis.attribution.gaps import GapRow, gap_rows
 from cs_systems.analysis.attribution.host import RangeRow, range_rows
 from cs_systems.analysis.attribution.host_gaps import HostGapRow, WaitRow, host_gap_rows, wait_rows
-from cs_systems.analysis.attribution.kernel_families import FAMILIES, family, is_collective
+from cs_systems.analysis.attribution.kernel_families import FAMILIES, family, is_collective, scores_of_attention
 from cs_systems.analysis.attribution.offload import OffloadRow, offload
 from cs_systems.analysis.attribution.overlap import of_kernels
 from cs_systems.analysis.attribution.places import Place
@@ -75,6 +76,15 @@ class KernelRow(PerStep):
     registers: Annotated[int | None, Column("regs", drop=1)]  # per thread
     shared_bytes: Annotated[int | None, Column(drop=2)]  # per block
     shapes: int  # number of launch configurations
+
+
+class ScoreRow(TypedDict):
+    """Kernel that accesses the scores of attention, in `score_kernels`."""
+
+    kernel: Annotated[str, Column(beside=52)]
+    family: str
+    calls_per_step: Annotated[float, Column("calls", drop=8)]
+    time_s: float
 
 
 class FamilyRow(PerStep):
@@ -430,6 +440,28 @@ def cpu_updates(profile: Profile, costs: Costs = NO_COSTS) -> list[OffloadRow]:
     return [] if found is None else [found]
 
 
+@table("kernels bound by memory, in runs that a compiler could fuse, per step")
+def fusable(profile: Profile, costs: Costs = NO_COSTS) -> list[FusableRow]:
+    """Return the runs of elementwise kernels, copies and norms; no row without any."""
+    found = fusable_runs(profile)
+    return [found] if found["kernels_per_step"] else []
+
+
+@table("kernels that read or write attention's scores in memory, per step")
+def score_kernels(profile: Profile, costs: Costs = NO_COSTS) -> list[ScoreRow]:
+    """Return the kernels between two matrix products that access the scores of attention."""
+    trace, steps = profile.trace, len(profile.steps)
+    found = scores_of_attention(trace.kernels) & steps_of(trace.kernels.launched_s, profile.steps)[1]
+    sums: dict[str, tuple[int, float]] = {}
+    for kernel in trace.kernels.rows(found):
+        calls, time_s = sums.get(kernel.function.name, (0, 0.0))
+        sums[kernel.function.name] = calls + 1, time_s + kernel.end_s - kernel.start_s
+    return [
+        {"kernel": name, "family": family(name), "calls_per_step": calls / steps, "time_s": time_s / steps}
+        for name, (calls, time_s) in sums.items()
+    ]
+
+
 @table("ranges by CPU time, per step", most=10)
 def ranges(profile: Profile, costs: Costs = NO_COSTS) -> list[RangeRow]:
     """Return the host's wall time in each range, not the device's time; shares are of the steps' wall time."""
@@ -519,6 +551,8 @@ TABLES = by_name(
     host_gaps,
     waits,
     cpu_updates,
+    fusable,
+    score_kernels,
     overlap,
     ranges,
 )

@@ -10,7 +10,6 @@ from statistics import mean
 from typing import TYPE_CHECKING, Any, cast
 
 from cs_systems.analysis.attribution.gaps import COPY, HOST, LAUNCH, MALLOC, PROFILER, SYNC, idle_by_cause
-from cs_systems.analysis.attribution.kernel_families import family, scores_of_attention
 from cs_systems.analysis.attribution.overlap import RANK_OVERLAP
 from cs_systems.analysis.attribution.tables import KernelRow, gaps, kernels, ranges, steps
 from cs_systems.analysis.attribution.tables import phases as phase_rows
@@ -59,6 +58,8 @@ TABLES = (
     "host_gaps",
     "waits",
     "cpu_updates",
+    "fusable",
+    "score_kernels",
     "phases",
     "families",
     "kernels",
@@ -82,8 +83,6 @@ class Evidence:
         has_mixed_steps: the steps are of several kinds or sizes, so that their spread is not noise.
         usual: the usual steps of a trace, and those set apart from them.
         only_device_s: time of the kernels, if the step is judged as if nothing else took time.
-        attention_scores: kernels between two matrix products that access the scores of attention, without a known
-            place.
         failure: the last request of a snapshot that failed.
         job: all ranks of the program; the other numbers are then of the rank that the others wait for.
         distribution: the division of a trace's program among ranks; None for one rank alone.
@@ -103,7 +102,6 @@ class Evidence:
     has_mixed_steps: bool = False
     usual: Usual | None = None
     only_device_s: float | None = None
-    attention_scores: tuple[Row, ...] = ()
     failure: Failure | None = None
     job: Merged | None = None
     distribution: Distribution | None = None
@@ -468,7 +466,6 @@ def of_profile(profile: Profile) -> Evidence:
         of_trace(tables, profile.trace.devices.get(profile.devices[0])),
         usual=usual,
         distribution=distribution(usual.profile),
-        attention_scores=_attention_scores(usual.profile),
         subject=usual.name,
         judged=usual.name or "the step",
         unknowns=tuple(unknowns),
@@ -503,20 +500,6 @@ def of_job(job: Merged, rank: int, profile: Profile) -> Evidence:
         own = Evidence(distribution=distribution(profile), unknowns=own.unknowns)
     subject = f"rank {rank}{f', {own.subject}' if own.subject else ''}"
     return replace(own, job=job, subject=subject, judged="the step")
-
-
-def _attention_scores(profile: Profile) -> tuple[Row, ...]:
-    """Return the kernels, with calls and time per step, that access attention's scores between two matrix products."""
-    trace, steps = profile.trace, len(profile.steps)
-    found = scores_of_attention(trace.kernels) & steps_of(trace.kernels.launched_s, profile.steps)[1]
-    sums: dict[str, tuple[int, float]] = {}
-    for kernel in trace.kernels.rows(found):
-        calls, time_s = sums.get(kernel.function.name, (0, 0.0))
-        sums[kernel.function.name] = calls + 1, time_s + kernel.end_s - kernel.start_s
-    return tuple(
-        {"kernel": name, "family": family(name), "calls_per_step": calls / steps, "time_s": time_s / steps}
-        for name, (calls, time_s) in sums.items()
-    )
 
 
 def of_snapshot(found: Attribution, names: TensorNames) -> Evidence:

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 
 from cs_systems.analysis.attribution.gaps import LAUNCH
-from cs_systems.analysis.attribution.tables import gaps
-from cs_systems.analysis.comparison.loop_findings import INNER_LINES, WAITING
+from cs_systems.analysis.attribution.tables import gaps, waits
+from cs_systems.analysis.comparison.loop_findings import HOST_SYNC, INNER_LINES, WAITING
 from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Expected, Rule, Unknown
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis._measured import after
@@ -30,6 +30,7 @@ RANKS, COMPILED_RANKS = (
     "use a larger batch for each rank",
 )
 MOST_OF_THEM = 0.8  # share of the waits for launches; with less, a replay without launches also removes other work
+MANY_WAITS = 3  # per step
 LEAST = 0.02  # share of the step of a phase that is named
 OPTIONS = {"graph": ("step",), **COMPILED}
 
@@ -131,6 +132,11 @@ def _expected(evidence: Evidence) -> Expected | None:
     return None if is_graph else after(evidence, "device-only", evidence.input_s)
 
 
+def _waits(evidence: Evidence) -> int:
+    """Return the number of the program's own waits for the GPU in a step."""
+    return round(sum(row["calls_per_step"] for row in waits.of(evidence.tables) if HOST_SYNC in (row["within"] or "")))
+
+
 def _remedy(evidence: Evidence) -> str:
     """Return a remedy that the program can use and does not use yet."""
     if evidence.setting("graph") == "step":
@@ -143,6 +149,10 @@ def _remedy(evidence: Evidence) -> str:
     if config is not None and config.is_distributed:
         return COMPILED_RANKS if is_compiled else RANKS
     remedy = GRAPH if is_compiled else COMPILE
+    if evidence.is_loop and (count := _waits(evidence)) >= MANY_WAITS:
+        remedy = (
+            f"remove its {count} waits for the GPU, which no graph can hold (.item(), synchronize()), then {remedy}"
+        )
     is_own = config is not None and config.subject is Subject.OWN  # --graph rejects it
     return remedy.replace("; --graph step", "") if is_own else remedy
 

@@ -7,7 +7,7 @@ import re
 from cs_systems.analysis.attribution.host_work import host_work
 from cs_systems.analysis.attribution.slow_steps import beyond
 from cs_systems.analysis.attribution.usual_steps import START_UP, Usual
-from cs_systems.analysis.comparison.loop_findings import COLLECTIONS, SLOW_STEPS, SlowStepsRow
+from cs_systems.analysis.comparison.loop_findings import COLLECTIONS, ITERATORS, SLOW_STEPS, SlowStepsRow
 from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis.garbage_collection import FEWEST
@@ -35,6 +35,10 @@ def _in_words(count: int, every: int | None) -> str:
     if every is None:
         return counted(count, "slow step")
     return f"every {_ORDINALS.get(every) or _ordinal(every)} step"
+
+
+KEEP_WORKERS = "keep the data loader's workers (persistent_workers=True), or make epochs longer"
+LOAD = "raise the data loader's num_workers and prefetch_factor, or prepare the data in advance"
 
 
 def _ordinal(number: int) -> str:
@@ -66,6 +70,11 @@ def find(evidence: Evidence) -> Diagnosis | None:
             cause = f"{cause}: {called_at(function, place, calls)}"
             work = host_work(calls or "")
             remedy = work.remedy if work else REMEDY
+            if most.get("waits_for_batch"):
+                started = ITERATORS.first(evidence.tables)
+                begins = "begins an iterator of the data loader and " if started else ""
+                cause = f"{cause}, which {begins}loads the next batch"
+                remedy = KEEP_WORKERS if started else LOAD
     else:
         remedy = LOOK
     is_once = most["steps"] == 1

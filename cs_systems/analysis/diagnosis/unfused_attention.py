@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cs_systems.analysis.attribution.tables import attention, families
+from cs_systems.analysis.attribution.tables import attention, families, score_kernels
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis._measured import with_part
@@ -46,7 +46,11 @@ def over_scores(evidence: Evidence) -> list[Row]:
     if any(row["family"] == "attention" for row in families.of(evidence.tables)):
         return []
     rows: list[Row] = [row for row in attention.of(evidence.tables) if row["part"] in OVER_SCORES]
-    return [row for row in rows if row["family"] not in PRODUCTS] if rows else [*evidence.attention_scores]
+    return (
+        [row for row in rows if row["family"] not in PRODUCTS]
+        if rows
+        else [{**row} for row in score_kernels.of(evidence.tables)]
+    )
 
 
 RULE = Rule(find, shortens_kernels=True, refines=("unfused-elementwise",))
