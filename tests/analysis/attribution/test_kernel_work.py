@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cs_systems.analysis.attribution.fusable import fusable_runs
 from cs_systems.analysis.attribution.kernel_trials import Trials, kernel_trials
 from cs_systems.analysis.attribution.offload import OffloadRow, offload
 from cs_systems.analysis.attribution.product_rates import Product, _sizes, product_rates
@@ -392,3 +393,17 @@ def test_update_on_the_cpu_goes_on_after_the_end_of_its_step() -> None:
 def test_copies_of_an_update_take_a_hundredth_of_the_step_each(copy_s: float, is_update: bool) -> None:
     """A step takes 13 s, so that a hundredth of it is 0.065 s in both gaps each."""
     assert (updated(down_s=copy_s, up_s=copy_s) is not None) is is_update
+
+
+def test_runs_that_a_compiler_could_fuse_keep_their_longest_kernel() -> None:
+    """A run ends at a product, and at the end of its step."""
+    made, add = Made(), "vectorized_elementwise_kernel<4, AddFunctor>"
+    for begin in (0.0, 10.0):
+        made.kernel(add, begin, begin + 1)
+        made.kernel(add, begin + 1, begin + 4)
+        made.kernel(PRODUCT, begin + 4, begin + 6)
+        made.kernel(add, begin + 6, begin + 7)  # alone
+        made.kernel(PRODUCT, begin + 7, begin + 8)
+        made.kernel(add, begin + 8, begin + 9)  # the next step begins with such a kernel
+        made.range("step", begin, begin + 10)
+    assert fusable_runs(made.profile("step")) == {"kernels_per_step": 2.0, "time_s": 4.0, "saved_s": 1.0}

@@ -18,10 +18,12 @@ from typing import Any
 import pytest
 import torch
 
+from cs_systems.analysis.comparison.loop_findings import WHOLE_LOOP
 from cs_systems.analysis.comparison.loop_growth import follows_inputs
 from cs_systems.machine.device import resolve
 from cs_systems.measure.recorder import kept, stacks
 from cs_systems.measure.recorder.memory import Memory
+from cs_systems.measure.recorder.observers import Period, Timing
 from cs_systems.measure.recorder.padding import Padding, filled_share
 from cs_systems.measure.recorder.stacks import Sample, Sampler, holds_locals, line_of, names_read, uses_no_tensor
 from cs_systems.measure.recorder.watch import Watch, _clearest
@@ -375,3 +377,16 @@ def test_growing_phase_is_named_only_if_no_other_rises_nearly_as_much(
     rises: dict[str, float], phase: str | None
 ) -> None:
     assert _clearest(rises) == phase
+
+
+def test_steps_under_our_own_profiler_are_no_steps_of_the_loop() -> None:
+    watch = Watch(resolve("cpu"), lambda: None)
+    for number in range(12):
+        if number in (5, 8):
+            watch.begins(Period.PROFILED if number == 5 else Period.SAMPLED)
+        watch.step_ended()
+        time.sleep(0.5 if 5 <= number < 8 else 0.001)
+    watch.close()
+    rows = WHOLE_LOOP.of(watch.tables(Timing({}, {}, None), {}))
+    assert sum(row["steps"] for row in rows) == 7
+    assert sum(row["total_s"] for row in rows) < 0.5
