@@ -51,7 +51,7 @@ P = ParamSpec("P")
 # Help texts and reserved names use it without importing the modules.
 INDEX = {
     "cs_systems.analysis.attribution.tables": "steps ratio phases families kernels layers parts attention gaps "
-    "host_gaps waits cpu_updates fusable score_kernels overlap ranges",
+    "host_gaps waits cpu_updates fusable scores overlap ranges",
     "cs_systems.analysis.attribution.range_tree": "range_tree",
     "cs_systems.analysis.attribution.operator_table": "operators",
     "cs_systems.analysis.attribution.module_tables": "tree blocks classes modules",

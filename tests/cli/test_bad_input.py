@@ -154,9 +154,6 @@ MALFORMED = {
     "precision --dtypes --model own.py:net --inputs own.py:batch": "write --workload own.py:net in place of --model",
     "precision --model own.py:net": "--model requires --dtypes; add --dtypes, or use --workload own.py:net for timings",
     "memory --workload own.py --fits 8GiB": "'own.py' names a file, but no object in it; write own.py:name",
-    "memory --workload own.py:f --fits 8GiB --format json": (
-        "--fits prints text, not a table, for a workload of your own; leave out --format"
-    ),
     "parallel --workload own.py": "'own.py' names a file, but no object in it; write own.py:name",
     "precision --workload own.py:make --precision fp32": "--precision fp32 leaves nothing to compare, because",
     "precision --explain --device cpu": "--explain compares kernels of a GPU, and --device is cpu; leave out",

@@ -66,15 +66,14 @@ def test_announcement_of_precision_wraps_at_the_terminal_width(tmp_path: Path) -
     ]
 
 
-@pytest.mark.parametrize("width", [60, 80])
-@pytest.mark.parametrize("command", ["analyze", "snapshot"])
+@pytest.mark.parametrize(("command", "width"), [("analyze", 60), ("analyze", 80), ("snapshot", 56), ("snapshot", 80)])
 def test_tables_fit_a_terminal_and_name_hidden_columns(command: str, width: int, tmp_path: Path) -> None:
     source = tmp_path / SOURCES[command].stem
     source.write_bytes(gzip.decompress(SOURCES[command].read_bytes()))
     status, lines = shown_in_a_terminal([command, source.name], tmp_path, width)
     assert status == 0
     assert max(map(len, lines)) <= width
-    assert any("hidden columns: " in line for line in lines) == (width == 60)
+    assert any("hidden columns: " in line for line in lines) == (width < 80)
 
 
 @pytest.mark.parametrize("command", SOURCES)

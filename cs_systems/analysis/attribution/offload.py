@@ -70,6 +70,8 @@ def offload(profile: Profile) -> OffloadRow | None:
 def _whole(gaps: Gaps, steps: Sequence[Step]) -> list[tuple[float, float]]:
     """Return the gaps as (start, end), those joined that are one, cut at the end of a step."""
     starts, ends = np.sort(gaps.start_s), np.sort(gaps.end_s)
+    if not len(starts):
+        return []
     last = np.array([step.end_s for step in steps])
     following = np.array([*(step.start_s for step in steps[1:]), np.nan])
     at = np.minimum(np.searchsorted(last, ends[:-1]), len(steps) - 1)

@@ -79,7 +79,7 @@ class KernelRow(PerStep):
 
 
 class ScoreRow(TypedDict):
-    """Kernel that accesses the scores of attention, in `score_kernels`."""
+    """Kernel that accesses the scores of attention, in `scores`."""
 
     kernel: Annotated[str, Column(beside=52)]
     family: str
@@ -448,7 +448,7 @@ def fusable(profile: Profile, costs: Costs = NO_COSTS) -> list[FusableRow]:
 
 
 @table("kernels that read or write attention's scores in memory, per step")
-def score_kernels(profile: Profile, costs: Costs = NO_COSTS) -> list[ScoreRow]:
+def scores(profile: Profile, costs: Costs = NO_COSTS) -> list[ScoreRow]:
     """Return the kernels between two matrix products that access the scores of attention."""
     trace, steps = profile.trace, len(profile.steps)
     found = scores_of_attention(trace.kernels) & steps_of(trace.kernels.launched_s, profile.steps)[1]
@@ -552,7 +552,7 @@ TABLES = by_name(
     waits,
     cpu_updates,
     fusable,
-    score_kernels,
+    scores,
     overlap,
     ranges,
 )

@@ -59,7 +59,7 @@ TABLES = (
     "waits",
     "cpu_updates",
     "fusable",
-    "score_kernels",
+    "scores",
     "phases",
     "families",
     "kernels",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cs_systems.analysis.attribution.tables import attention, families, score_kernels
+from cs_systems.analysis.attribution.tables import attention, families, scores
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis._measured import with_part
@@ -49,7 +49,7 @@ def over_scores(evidence: Evidence) -> list[Row]:
     return (
         [row for row in rows if row["family"] not in PRODUCTS]
         if rows
-        else [{**row} for row in score_kernels.of(evidence.tables)]
+        else [{**row} for row in scores.of(evidence.tables)]
     )
 
 

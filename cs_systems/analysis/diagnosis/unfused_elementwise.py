@@ -47,8 +47,8 @@ def _can_be_fused(evidence: Evidence) -> bool:
     """Return whether the kernels follow each other in runs that are worth fusing; True if their order is unknown."""
     if "kernels" not in evidence.tables or "fusable" not in evidence.tables:
         return True
-    (runs,) = fusable.of(evidence.tables)
-    return runs["saved_s"] >= LEAST_SAVED * sum(row["time_s"] for row in evidence.kernels())
+    runs = fusable.first(evidence.tables)
+    return runs is not None and runs["saved_s"] >= LEAST_SAVED * sum(row["time_s"] for row in evidence.kernels())
 
 
 def _are_one(evidence: Evidence) -> bool:

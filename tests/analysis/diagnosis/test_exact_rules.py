@@ -13,6 +13,7 @@ from cs_systems.analysis.attribution.collectives import Collective
 from cs_systems.analysis.attribution.distribution import DDP, Distribution
 from cs_systems.analysis.attribution.overlap import union
 from cs_systems.analysis.attribution.product_rates import Product
+from cs_systems.analysis.attribution.tables import scores
 from cs_systems.analysis.attribution.usual_steps import Apart, Usual
 from cs_systems.analysis.diagnosis import (
     Diagnosis,
@@ -22,7 +23,7 @@ from cs_systems.analysis.diagnosis import (
     small_grids,
     unused_tensor_cores,
 )
-from cs_systems.analysis.diagnosis._evidence import Evidence, _attention_scores
+from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis.exposed_communication import BUCKETS, OVERLAP, SIZES, _more_overlap
 from cs_systems.analysis.memory.out_of_memory import FRAGMENTED, Failure
 from cs_systems.analysis.replay import Change, HostScaled, SyncRemoved
@@ -695,7 +696,7 @@ def test_kernels_over_the_scores_are_counted_per_step() -> None:
                                  (PRODUCT, 4.0, 5.0), (SOFTMAX, 5.0, 5.75), (PRODUCT, 6.0, 7.0)):  # fmt: skip
         made.kernel(name, start_s, end_s)
     steps = (Step("step", -1.0, 3.5), Step("step", 3.5, 8.0))
-    (row,) = _attention_scores(replace(made.profile(), steps=steps))
+    (row,) = scores(replace(made.profile(), steps=steps))
     assert row == {"kernel": SOFTMAX, "family": "softmax", "calls_per_step": 1.5, "time_s": 0.75}
 
 

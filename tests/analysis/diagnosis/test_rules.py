@@ -215,9 +215,10 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         "mask, softmax and copies of the score matrix take 20% of the step: use a fused kernel",
     ),
     "unfused-attention, without ranges": (
-        replace(
-            with_tables(families=NO_ATTENTION, phases=[]),
-            attention_scores=({"kernel": "softmax_warp_forward<float>", "family": "softmax", "time_s": 0.02},),
+        with_tables(
+            families=NO_ATTENTION,
+            phases=[],
+            scores=[{"kernel": "softmax_warp_forward<float>", "family": "softmax", "time_s": 0.02}],
         ),
         None,
         "the softmax of unfused attention takes 20% of the step",
