@@ -7,6 +7,7 @@ which it waits for the queue. Work of the host that the device's queue hides tak
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -49,8 +50,9 @@ class StepClock:
     def durations_s(self, by_host_s: list[float]) -> list[float]:
         """Return the duration of each step, by the host's clock where the device's is unknown; wait for the device."""
         if self._ends and not torch.cuda.is_current_stream_capturing():
-            self._ends[-1].mark.synchronize()
-            self._read()
+            with suppress(RuntimeError):  # after an error of the program, the device answers nothing
+                self._ends[-1].mark.synchronize()
+                self._read()
         return [self._known.get(number, lasted_s) for number, lasted_s in enumerate(by_host_s)]
 
     def _read(self) -> None:
