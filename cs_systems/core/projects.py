@@ -33,7 +33,8 @@ def root_with_name(file: Path, name: str) -> Path | None:
     wanted = name.replace("_", "-").lower()
     for folder in import_folders(file):
         project = _read(folder / FILE).get("project", {})
-        if str(project.get("name", "")).replace("_", "-").lower() == wanted:
+        name = project.get("name", "") if isinstance(project, dict) else ""
+        if str(name).replace("_", "-").lower() == wanted:
             return folder
     return None
 
@@ -41,12 +42,13 @@ def root_with_name(file: Path, name: str) -> Path | None:
 @functools.lru_cache(maxsize=64)
 def _named(root: Path, modified_ns: int) -> tuple[Path, ...]:
     """Return the folders that a project names in uv's sources and as members of its workspace."""
-    uv = _read(root / FILE).get("tool", {}).get("uv", {})
     try:
+        uv = _read(root / FILE).get("tool", {}).get("uv", {})
         sources = [each for value in uv.get("sources", {}).values() for each in _as_list(value)]
         named = [root / each["path"] for each in sources if "path" in each]
         members = uv.get("workspace", {}).get("members", [])
-        return (*named, *(folder for member in members for folder in sorted(root.glob(member))))
+        found = *named, *(folder for member in members for folder in sorted(root.glob(member)))
+        return tuple(folder.resolve() for folder in found)
     except (AttributeError, TypeError, ValueError, NotImplementedError):  # not the form that uv reads
         return ()
 

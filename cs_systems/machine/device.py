@@ -58,7 +58,7 @@ class Device:
         if not self.is_cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self.torch))
         return event
 
     def between_s(self, start: Any, end: Any) -> float:

@@ -60,7 +60,7 @@ def test_ranks_without_common_collectives_are_placed_by_the_clocks_of_their_host
     found = view(job)
     assert {state for one in found["ranks"] for state in one["calls"]["state"]} == {UNKNOWN}
     assert found["clocks"] == (
-        "No collective connects rank 1 with rank 0: these are placed by their hosts' clocks, which may differ."
+        "No collective connects rank 1 with rank 0: times there are by the hosts' clocks, which may differ."
     )
     began_s = [one.job.began_s or 0.0 for one in job.ranks]
     assert rank_timeline.clocks_ahead(job)[1] == pytest.approx(began_s[0] - began_s[1])

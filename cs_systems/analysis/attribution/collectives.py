@@ -87,8 +87,11 @@ def computing(profile: Profile) -> Intervals:
     return _computing(profile, names_work=False)[""]
 
 
+COPIES = "copies"  # no phase of a loop has this name, as "copy" is one
+
+
 def computing_by_phase(profile: Profile) -> dict[str, Intervals]:
-    """Return the intervals in which the rank computed, by phase, and those in which it copied, by "copy"."""
+    """Return the intervals in which the rank computed, by phase, and those in which it copied, by COPIES."""
     kernels, found = profile.trace.kernels, dict[str, Intervals]()
     if not len(kernels):
         work = host_work(profile.trace)
@@ -102,7 +105,7 @@ def computing_by_phase(profile: Profile) -> dict[str, Intervals]:
         own = computes & named[places.codes]
         found[phase] = union(kernels.start_s[own], kernels.end_s[own])
     copies = profile.trace.copies
-    return {**found, "copy": union(copies.start_s, copies.end_s)}
+    return {**found, COPIES: union(copies.start_s, copies.end_s)}
 
 
 def _computing(profile: Profile, names_work: bool) -> dict[str, Intervals]:

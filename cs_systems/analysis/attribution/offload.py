@@ -43,9 +43,10 @@ def offload(profile: Profile) -> OffloadRow | None:
     if not len(copies) or not (len(ranges) or _trains_without_optimizer(profile)):
         return None
     time_s = down_s = up_s = 0.0
-    goes_on = False  # after the end of its step, so that the last one is not whole
+    # an update that goes on after the end of its step is not whole at the last one's
+    goes_on = any(bisect_right(last_s, begin_s) < bisect_left(last_s, end_s) for begin_s, end_s in gaps)
     for begin_s, end_s in gaps:
-        if end_s - begin_s <= LONG_S:
+        if end_s - begin_s <= LONG_S or (goes_on and end_s == profile.steps[-1].end_s):
             continue
         down, up = (_inside(copies, direction, begin_s, end_s) for direction in ("DtoH", "HtoD"))
         if not down.any() or not up.any() or copies.start_s[down].min() > copies.start_s[up].min():
@@ -54,7 +55,6 @@ def offload(profile: Profile) -> OffloadRow | None:
         if len(ranges) and covered_s < MOST_OF_IT * (end_s - begin_s):
             continue
         time_s += end_s - begin_s
-        goes_on |= bisect_right(last_s, begin_s) < bisect_left(last_s, end_s)
         down_s, up_s = (
             total + float((copies.end_s - copies.start_s)[own].sum()) for total, own in ((down_s, down), (up_s, up))
         )
@@ -70,7 +70,7 @@ def offload(profile: Profile) -> OffloadRow | None:
 def _whole(gaps: Gaps, steps: Sequence[Step]) -> list[tuple[float, float]]:
     """Return the gaps as (start, end), those joined that are one, cut at the end of a step."""
     starts, ends = np.sort(gaps.start_s), np.sort(gaps.end_s)
-    if not len(starts):
+    if not len(starts) or not steps:
         return []
     last = np.array([step.end_s for step in steps])
     following = np.array([*(step.start_s for step in steps[1:]), np.nan])

@@ -161,13 +161,14 @@ def clocks(job: Merged) -> str:
         text = (
             f"Clocks are aligned by the ends of {counted(len(ends), 'collective')}. Afterwards the ends of one differ "
             f"by {human(max(median(ends), 1e-9), 's')} in the median and at most {human(max(*ends, 1e-9), 's')}: "
-            "shorter waits are unsure. "
+            "shorter waits are uncertain. "
         )
     if alone:
         named = ", ".join(map(str, alone[:MOST_NAMED])) + (" …" if len(alone) > MOST_NAMED else "")
-        text += f"No collective connects rank {named} with rank {first}: "
+        ranks = "rank" if len(alone) == 1 else "ranks"
+        text += f"No collective connects {ranks} {named} with rank {first}: "
         known = all(one.job.began_s is not None for one in job.ranks)
-        text += "these are placed by their hosts' clocks, which may differ." if known else "do not compare their times."
+        text += "times there are by the hosts' clocks, which may differ." if known else "do not compare their times."
     return text.strip()
 
 

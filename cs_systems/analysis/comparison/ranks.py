@@ -96,7 +96,7 @@ class Rank:
     host_s: float = 0.0  # time of the host's own work
     works: Works = field(default_factory=dict)
     usual: str = ""  # name of the usual steps, if others are left out
-    phases: Mapping[str, Intervals] = field(default_factory=dict)  # phase, or "copy" → when the rank computed it
+    phases: Mapping[str, Intervals] = field(default_factory=dict)  # phase, or "copies" → when the rank computed it
     marks: tuple[Step, ...] = ()
 
 
@@ -263,7 +263,7 @@ def merged(ranks: Sequence[Rank]) -> Merged:
             matches.append(Match(calls, start, end))
     notes = tuple(_notes(ranks, matches, lost, impossible, offset_s))
     if impossible > len(matches):
-        matches = []
+        matches, offset_s = [], dict.fromkeys(offset_s, 0.0)
     return Merged(ranks, tuple(sorted(matches, key=lambda match: match.arrived_s)), notes, offset_s)
 
 

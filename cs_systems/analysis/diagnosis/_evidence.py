@@ -192,7 +192,7 @@ class Evidence:
 
     @cached_property
     def busy_s(self) -> float | None:
-        """Time of a step with a kernel on the first device; None without a trace."""
+        """Time of a step in which the first device does not wait, by `idle_s`; None without a trace."""
         if self.step_s is None or ("gaps" not in self.tables and "steps" not in self.tables):
             return None
         return max(0.0, self.step_s - sum(self._all_idle_s.values()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cs_systems.analysis.attribution.tables import cpu_updates
+from cs_systems.analysis.attribution.tables import cpu_updates, mean_step_s, steps
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 
@@ -18,7 +18,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
     step_s, found = evidence.step_s, cpu_updates.first(evidence.tables)
     if step_s is None or found is None or found["time_s"] < NOTABLE * step_s:
         return None
-    takes = min(step_s - (evidence.busy_s or 0.0), found["time_s"])
+    recorded_s = mean_step_s(steps.of(evidence.tables)) or step_s  # longer than the step without the profiler
+    takes = step_s * min(1.0, found["time_s"] / recorded_s)
     copied = min(1.0, (found["to_host_s"] + found["to_device_s"]) / found["time_s"])
     cause = (
         f"{takes / step_s:.0%} of the step the CPU updates the weights while the GPU computes nothing, "

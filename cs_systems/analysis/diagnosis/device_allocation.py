@@ -6,7 +6,7 @@ from cs_systems.analysis.attribution.gaps import MALLOC
 from cs_systems.analysis.comparison.loop_findings import OWN_PYTHON
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
-from cs_systems.analysis.diagnosis.own_python import EMPTY_CACHE
+from cs_systems.analysis.diagnosis.own_python import empties_cache
 
 PLAIN = "allocate once and reuse the memory, or take it from a pool (cudaMallocAsync)"
 REMEDY = (
@@ -20,8 +20,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
     step_s, idle_s = evidence.step_s, evidence.idle_s.get(MALLOC)
     if step_s is None or not idle_s or evidence.pinned_share >= MOSTLY:  # `pinned_allocation` reports this time
         return None
-    empties = [row for row in OWN_PYTHON.of(evidence.tables) if (row.get("calls") or "").endswith(EMPTY_CACHE)]
-    lasted_s = min(step_s, idle_s + sum(row["time_s"] for row in empties))
+    empties = [row for row in OWN_PYTHON.of(evidence.tables) if empties_cache(row)]
+    lasted_s = min(step_s, max(idle_s, sum(row["time_s"] for row in empties)))  # freeing is a part of both
     cause = f"{lasted_s / step_s:.0%} of the step the GPU is idle while the host allocates device memory"
     if empties:
         cause += f" and gives it back ({empties[0]['calls']} at {empties[0]['place']})"

@@ -26,7 +26,7 @@ from cs_systems.analysis.timing_caveats import launch_bound_phases
 NOTABLE = 0.10  # share of the step; less is the loop's own bookkeeping
 LEAST = 0.02  # least share of the step for a function that is named
 MOST = 3  # number of functions that are named
-READ_LESS = "read them less often, and many at once (torch.stack(…).tolist())"
+READ_LESS = "read numbers less often, and many at once (torch.stack(…).tolist())"
 READING = 0.25  # share of the time of own Python
 EMPTY_CACHE = "empty_cache"
 READS = ("item", "tolist")  # methods that read numbers from the GPU
@@ -74,6 +74,11 @@ def started_collections(evidence: Evidence) -> CollectionRow | None:
     return row if own_share >= max(NOTABLE, EXPLAINS * share) and share >= WORTH else None
 
 
+def empties_cache(row: OwnPythonRow) -> bool:
+    """Return whether a line outside of the phases gives cached memory back to the device."""
+    return row["phase"] == OTHER and row["samples"] >= FEWEST and (row.get("calls") or "").endswith(EMPTY_CACHE)
+
+
 def _with_reads(evidence: Evidence, rows: Sequence[OwnPythonRow]) -> tuple[float, list[OwnPythonRow]]:
     """Return (time, rows): the time in which lines of rows read numbers from an idle GPU, and the rows with it."""
     found, total_s = [*rows], 0.0
@@ -97,7 +102,7 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
     of_phase = [row for row in OWN_PYTHON.of(evidence.tables) if row["phase"] == OTHER and row["samples"] >= FEWEST]
     rows = [row for row in of_phase if row["function"] not in (COLLECTOR, CALLS) and not row.get("feeds_model")]
     if MALLOC in evidence.idle_s:  # `device_allocation` reports these lines
-        rows = [row for row in rows if not (row.get("calls") or "").endswith(EMPTY_CACHE)]
+        rows = [row for row in rows if not empties_cache(row)]
     not_own_s = sum(row["time_s"] for row in of_phase) - sum(row["time_s"] for row in rows)
     lasted_s = max(0.0, min(step_s, evidence.phase_s(OTHER) or 0.0) - not_own_s)
     read_s, rows = _with_reads(evidence, rows)
@@ -125,7 +130,7 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
     remedy = work.remedy if work else REMEDY
     if read_s > READING * lasted_s:
         cause += f"; {read_s / step_s:.0%} of the step reads numbers from the GPU (.item())"
-        remedy = READ_LESS
+        remedy = READ_LESS if remedy == REMEDY else f"{remedy}; {READ_LESS}"
     if (collected := started_collections(evidence)) is not None:
         of_loop = collected["time_s"] / collected["total_s"]
         cause += f"; objects made there also start Python's garbage collector, {of_loop:.0%} of the loop"

@@ -37,7 +37,7 @@ def _in_words(count: int, every: int | None) -> str:
     return f"every {_ORDINALS.get(every) or _ordinal(every)} step"
 
 
-KEEP_WORKERS = "keep the data loader's workers (persistent_workers=True), or make epochs longer"
+KEEP_WORKERS = "raise the data loader's num_workers, and keep its workers between epochs (persistent_workers=True)"
 LOAD = "raise the data loader's num_workers and prefetch_factor, or prepare the data in advance"
 
 
@@ -71,7 +71,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
             work = host_work(calls or "")
             remedy = work.remedy if work else REMEDY
             if most.get("waits_for_batch"):
-                started = ITERATORS.first(evidence.tables)
+                started = _begins_iterators(most, evidence)
                 begins = "begins an iterator of the data loader and " if started else ""
                 cause = f"{cause}, which {begins}loads the next batch"
                 remedy = KEEP_WORKERS if started else LOAD
@@ -91,6 +91,12 @@ def find(evidence: Evidence) -> Diagnosis | None:
         is_outside=is_once,
         precedes=("start-up",),  # which a longer loop does not repeat
     )
+
+
+def _begins_iterators(row: SlowStepsRow, evidence: Evidence) -> bool:
+    """Return whether as many of the timed steps began an iterator of a data loader as are slow."""
+    found, every = ITERATORS.first(evidence.tables), row.get("every")
+    return found is not None and every is not None and abs(found["with_new"] - found["steps"] / every) <= 1
 
 
 def _is_of_each_step(row: SlowStepsRow) -> bool:

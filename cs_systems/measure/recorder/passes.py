@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from torch import Tensor
+from torch.nn import DataParallel
 from torch.optim import Optimizer
 
 from cs_systems.analysis.comparison.loop_findings import REPEATED_BACKWARD
@@ -13,7 +14,9 @@ from cs_systems.measure.recorder.gradients import gradient_state
 from cs_systems.measure.recorder.graph_size import costs_by_operator, leaves_below
 from cs_systems.measure.recorder.observers import FewSteps
 from cs_systems.measure.recorder.stacks import own_lines, place_of
+from cs_systems.measure.recorder.subject import Subject
 
+MOST_STEPS = 2  # of each period
 States = list[tuple[Tensor, tuple[int, int] | None]]  # parameters with the state of their gradients
 
 
@@ -24,8 +27,9 @@ class Passes(FewSteps):
     add up: nothing changes or clears them in between.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, subject: Subject) -> None:
         super().__init__()
+        self._subject = subject
         self.restart()
 
     def restart(self) -> None:
@@ -54,6 +58,8 @@ class Passes(FewSteps):
         changed = [each for each, state in self._before if gradient_state(each) != state]
         if not changed:
             return  # like autograd.grad
+        if any(isinstance(model, DataParallel) for model in self._subject.models):
+            return  # each of its threads numbers its operators from 1
         costs = costs_by_operator(roots, changed)
         again_s = sum(costs[operator] for operator in costs.keys() & self._known)
         if again_s:
@@ -80,6 +86,8 @@ class Passes(FewSteps):
             self._passes += self._passes_here
         self._forget()
         super().look_after_step()
+        if self._steps % MOST_STEPS == 0:  # two walks through the graph take as long as a small model's step
+            self.stop_looking()
 
     def stop_looking(self) -> None:
         super().stop_looking()

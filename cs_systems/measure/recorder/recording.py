@@ -105,9 +105,11 @@ class Recording:
         # a GPU keeps working while a look waits for it
         hidden = hiding(tracker.unobserved, nullcontext if device.is_cuda else self._watch.own_time)
         self._outcome = Outcome(lambda optimizer: tracker.observers.update_skipped(optimizer))
-        every: list[Observer] = [self._watch, Training(self._subject, hidden), HookNumbers(self._subject, hidden),
-                                 Double(self._subject), Calls(), Passes(), Anomaly(), Threads(), self._outcome,
-                                 Padding(), Energy(self._subject)]  # fmt: skip
+        of = self._subject
+        every: list[Observer] = [
+            self._watch, Training(of, hidden), HookNumbers(of, hidden), Double(of), Calls(), Passes(of), Anomaly(),
+            Threads(), self._outcome, Padding(), Energy(of),
+        ]  # fmt: skip
         if self._writer.meeting is not None:
             every.append(RankSteps(self._subject, tracker, self._writer.meeting, self._patience_s))
         self._observers = tracker.observers = Observers(every, hidden)

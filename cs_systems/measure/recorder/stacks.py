@@ -44,17 +44,10 @@ MOST_SAMPLES = 50_000
 SAMPLER = "cs-systems-sampler"  # name of the thread
 _PACKAGE = Path(__file__).parents[2]
 
-
-def _compiler_folders() -> tuple[str, ...]:
-    """Return parts of the paths of code that torch.compile generates."""
-    named = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    return ("/torchinductor_", *([f"{named.rstrip('/')}/"] if named else []))
-
-
 _LIBRARIES = tuple(
     {f"{path}/" for path in (*sysconfig.get_paths().values(), Path(torch.__file__).parent, _PACKAGE) if path}
 )
-_OF_LIBRARIES = "site-packages", "dist-packages", *_compiler_folders()
+_OF_LIBRARIES = "site-packages", "dist-packages", "/torchinductor_"  # the last holds code of torch.compile
 _MODULE_CALL = torch.nn.modules.module.__file__
 _TORCH = f"{Path(torch.__file__).parent}/"
 _CALLEE = re.compile(r"(?:await\s+)?([A-Za-z_][\w.]*(?:\([^()]*\)\.[\w.]+)*)\s*\(")
@@ -258,7 +251,9 @@ def is_own(file: str) -> bool:
     """Return whether a source file belongs to the program, not to a library, the standard library or this package."""
     known = _is_own.get(file)
     if known is None:
-        is_library = file.startswith(("<", *_LIBRARIES)) or any(part in file for part in _OF_LIBRARIES)
+        compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+        libraries = "<", *_LIBRARIES, *([f"{Path(compiled).resolve()}/"] if compiled else [])
+        is_library = file.startswith(libraries) or any(part in file for part in _OF_LIBRARIES)
         known = _is_own[file] = not is_library
     return known
 

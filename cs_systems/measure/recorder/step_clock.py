@@ -14,7 +14,7 @@ import torch
 
 from cs_systems.machine.device import Device
 
-PENDING = 64  # marks from which on those that the device has reached are read
+PENDING = 4096  # marks from which on those that the device has reached are read
 
 
 class _End(NamedTuple):
@@ -38,19 +38,17 @@ class StepClock:
 
         own_s: the time in it that the recording took, during which the device was idle.
         """
-        if not self._device.is_cuda:
-            return
-        if torch.cuda.is_current_stream_capturing():  # a mark would become a part of the graph
-            self._ends.clear()
-            return
-        self._ends.append(_End(number, self._device.mark(), own_s))
-        if len(self._ends) % PENDING == 0:
-            self._read()
+        if not self._device.is_cuda or torch.cuda.is_current_stream_capturing():
+            return  # a mark would become a part of the graph
+        with suppress(RuntimeError):  # after an error of the program, the device answers nothing
+            self._ends.append(_End(number, self._device.mark(), own_s))
+            if len(self._ends) % PENDING == 0:
+                self._read()
 
     def durations_s(self, by_host_s: list[float]) -> list[float]:
         """Return the duration of each step, by the host's clock where the device's is unknown; wait for the device."""
         if self._ends and not torch.cuda.is_current_stream_capturing():
-            with suppress(RuntimeError):  # after an error of the program, the device answers nothing
+            with suppress(RuntimeError):
                 self._ends[-1].mark.synchronize()
                 self._read()
         return [self._known.get(number, lasted_s) for number, lasted_s in enumerate(by_host_s)]
@@ -59,4 +57,5 @@ class StepClock:
         """Compute the durations between marks that the device has reached, and forget all of these but the last."""
         while len(self._ends) > 1 and self._device.has_reached(self._ends[1].mark):
             begin, end = self._ends.popleft(), self._ends[0]
-            self._known[end.number] = max(0.0, self._device.between_s(begin.mark, end.mark) - end.own_s)
+            if end.number == begin.number + 1:  # else a capture lies between them
+                self._known[end.number] = max(0.0, self._device.between_s(begin.mark, end.mark) - end.own_s)

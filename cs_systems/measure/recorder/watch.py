@@ -178,11 +178,21 @@ class Watch(Observer):
         return [max(LEAST_S, lasted_s - queued_s.get(n, 0.0)) for n, lasted_s in enumerate(self._lasted_s())]
 
     def _kinds(self) -> list[StepKind]:
-        """Return the kinds of undisturbed steps that did not compile, by their time without waiting for a core."""
+        """Return the kinds of undisturbed steps that did not compile, by their time without waiting for a core.
+
+        Steps of a profile have the usual time until the kinds are known, so that periodic steps keep their distance.
+        """
         worked_s = self._worked_s()
-        others = [n for n in range(len(worked_s)) if n not in self._compiling | self._profiled]
-        kinds = step_kinds([worked_s[n] for n in others])
-        return [replace(kind, positions=tuple(others[at] for at in kind.positions)) for kind in kinds]
+        others = [n for n in range(len(worked_s)) if n not in self._compiling]
+        alone = [worked_s[n] for n in others if n not in self._profiled]
+        usual_s = median(alone) if alone else LEAST_S
+        kinds: list[StepKind] = []
+        for kind in step_kinds([usual_s if n in self._profiled else worked_s[n] for n in others]):
+            steps = tuple(n for at in kind.positions if (n := others[at]) not in self._profiled)
+            if steps:
+                times_s = [worked_s[n] for n in steps]
+                kinds.append(replace(kind, positions=steps, median_s=median(times_s), total_s=math.fsum(times_s)))
+        return kinds
 
     def sample_all(self, wanted: bool) -> None:
         """Begin or end sampling each step from its start."""

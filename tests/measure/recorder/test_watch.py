@@ -390,3 +390,13 @@ def test_steps_under_our_own_profiler_are_no_steps_of_the_loop() -> None:
     rows = WHOLE_LOOP.of(watch.tables(Timing({}, {}, None), {}))
     assert sum(row["steps"] for row in rows) == 7
     assert sum(row["total_s"] for row in rows) < 0.5
+
+
+def test_period_of_slow_steps_goes_on_across_a_profile() -> None:
+    watch = Watch(resolve("cpu"), lambda: None)
+    watch.durations_s = [0.2 if step % 10 == 9 else 0.5 if 23 <= step < 26 else 0.01 for step in range(60)]
+    watch._profiled = {23, 24, 25}
+    usual, slow = watch._kinds()
+    watch.close()
+    assert (len(usual.positions), usual.median_s) == (51, 0.01)
+    assert (slow.every, slow.positions) == (10, (9, 19, 29, 39, 49, 59))
