@@ -100,7 +100,8 @@ class Search:
         if not self._has_time():
             needed_s, left_s = ((PROOF + 1) * self.bench.process_s(), max(0.0, self.bench.left_s()))
             self.say(
-                f"one trial and the proof of its gain take {human(needed_s, 's')}, and {human(left_s, 's')} are left"
+                f"the budget leaves {human(left_s, 's')}, and one trial with its proof takes {human(needed_s, 's')}; "
+                "give a longer --budget"
             )
         while (option := self._next()) is not None:
             self._try(option)
