@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Sequence
 
 from cs_systems.advise.edits import all_calls, before_optimizer, calls, dotted, names_of
@@ -30,9 +31,18 @@ def unfit(situation: Situation) -> str | None:
 
 def compiles(source: str) -> bool:
     """Return whether a script compiles a model: by torch.compile, or by the model's own method."""
-    own = names_of(source, "torch", "compile")
-    owners = (dotted(call.func).rpartition(".")[0] for call in all_calls(source, ("compile",)))
-    return calls(source, own) or any(owner and owner not in NOT_MODELS for owner in owners)
+    others = set[str]().union(*(names_of(source, module, "compile") for module in NOT_MODELS))
+    found = ((dotted(call.func), call.args) for call in all_calls(source, ("compile",)))
+    methods = (args for name, args in found if "." in name and name not in others)
+    return calls(source, names_of(source, "torch", "compile")) or any(not any(map(_is_text, args)) for args in methods)
+
+
+def _is_text(value: ast.expr) -> bool:
+    """Return whether an argument is a text, such as a pattern or a template; no model's method takes one."""
+    match value:
+        case ast.JoinedStr() | ast.Constant(value=str() | bytes()):
+            return True
+    return False
 
 
 def hook() -> Callable[[], bool]:
