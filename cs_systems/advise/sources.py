@@ -5,13 +5,17 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cs_systems.advise.edits import lines_of
 
-SKIPPED = frozenset({".git", ".venv", "venv", "site-packages", "node_modules", "__pycache__", "runs", "wandb"})
+SKIPPED = frozenset(
+    {".git", ".venv", "venv", "site-packages", "dist-packages", "node_modules", "__pycache__", "runs", "wandb"}
+)
+LIBRARY = ("stdlib", "platstdlib", "purelib", "platlib")  # the interpreter's own folders; its prefix may be the project
 MOST_FILES = 300  # modules of one script; more are not read
 
 
@@ -37,24 +41,35 @@ def sources(script: Path) -> tuple[Source, ...]:
     """Return the script first, then the modules below the current folder that it imports, directly or not.
 
     Modules are looked for where the script's process looks: in the script's folder, then in the paths of this process.
-    Files that cannot be read as Python are left out, except the script itself.
+    Links are followed, so that a module behind a link out of the current folder is left out, as are the interpreter's
+    library and files that cannot be read as Python, except the script itself.
     """
-    here, first = Path.cwd().resolve(), script.resolve()
+    first = script.resolve()
     paths = [first.parent, *(Path(each).resolve() for each in sys.path[1:] if each)]
-    found, open_ = {first: read(script)}, [first]
+    found, open_ = {first: read(script)}, [(first, first)]
     while open_ and len(found) < MOST_FILES:
-        file = open_.pop(0)
-        for module in _imported(file, found[file], paths):
-            if module in found or not module.is_relative_to(here) or SKIPPED & {*module.relative_to(here).parts}:
+        file, path = open_.pop(0)
+        for module in _imported(file, found[path], paths):
+            resolved = module.resolve()
+            if resolved in found or not _is_own(resolved):
                 continue
             try:
-                text = read(module)
+                text = read(resolved)
                 ast.parse(text)
             except (OSError, SyntaxError, ValueError):
                 continue
-            found[module] = text
-            open_.append(module)
+            found[resolved] = text
+            open_.append((module, resolved))
     return tuple(Source(path, text) for path, text in found.items())
+
+
+def _is_own(module: Path) -> bool:
+    """Return whether a file is below the current folder, and in no folder of libraries."""
+    here = Path.cwd().resolve()
+    if not module.is_relative_to(here) or SKIPPED & {*module.relative_to(here).parts}:
+        return False
+    library = (Path(sysconfig.get_path(name)).resolve() for name in LIBRARY)
+    return not any(module.is_relative_to(folder) for folder in library)
 
 
 def _imported(file: Path, text: str, paths: Sequence[Path]) -> Iterator[Path]:
