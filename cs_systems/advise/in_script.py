@@ -16,11 +16,12 @@ from types import CodeType
 from typing import Any
 
 from cs_systems.advise.edits import lines_of
-from cs_systems.advise.lever import Lever
+from cs_systems.advise.lever import Changes, Lever
 from cs_systems.advise.sources import read
 from cs_systems.core import plugins
 
 UNUSED = "unused.json"  # levers that found nothing to change, in the folder of a process
+PARTLY = "partly.json"  # levers that left objects as they are which their patch would change
 
 
 def apply(levers: Iterable[str], seed: int) -> dict[str, Callable[[], bool]]:
@@ -53,9 +54,12 @@ def edit_modules(levers: Iterable[str], files: Collection[str]) -> None:
 
 
 def leave_unused(told: Mapping[str, Callable[[], bool]], folder: Path) -> None:
-    """Write the levers that found nothing to change into a folder, if there are any."""
-    if unused := [name for name, has_changed in told.items() if not has_changed()]:
-        (folder / UNUSED).write_text(json.dumps(unused))
+    """Write the levers that found nothing to change, or left objects as they are, into a folder, if there are any."""
+    unused = [name for name, has_changed in told.items() if not has_changed()]
+    partly = [name for name, changes in told.items() if isinstance(changes, Changes) and changes.left]
+    for file, names in ((UNUSED, unused), (PARTLY, partly)):
+        if names:
+            (folder / file).write_text(json.dumps(names))
 
 
 def compiled(levers: Iterable[str], source: str, file: str) -> CodeType:

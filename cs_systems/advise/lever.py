@@ -216,6 +216,20 @@ class Option:
     expected: Expected | None = None
 
 
+@dataclass
+class Changes:
+    """Objects that a hook changed, and those of its kind that it left as they are, where a diff cannot tell them apart.
+
+    Calling it returns whether the hook changed anything so far.
+    """
+
+    made: int = 0
+    left: int = 0
+
+    def __call__(self) -> bool:
+        return self.made > 0
+
+
 NotHere = str  # reason why a lever does not apply
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from cs_systems.advise import numerics
 from cs_systems.advise.budget import Budgeted
-from cs_systems.advise.in_script import UNUSED
+from cs_systems.advise.in_script import PARTLY, UNUSED
 from cs_systems.advise.lever import Cell, Lever, ScriptPlan
 from cs_systems.advise.numerics import Check
 from cs_systems.advise.sources import SKIPPED, Source
@@ -123,7 +123,11 @@ class ScriptBench(Budgeted):
     def patched(self, plan: ScriptPlan) -> tuple[dict[Path, str], list[str]]:
         """Return the changed texts with the plan's levers, by file, and the levers that no edit can express."""
         texts, missing = {each.path: each.text for each in self.sources}, []
+        partly = self.partly(plan)
         for name in plan.levers:
+            if name in partly:
+                missing.append(name)
+                continue
             script = self.levers[name].script
             assert script is not None
             files = [*texts][:1] if script.in_script_alone else [*texts]
@@ -133,13 +137,18 @@ class ScriptBench(Budgeted):
                 missing.append(name)
         return {each.path: texts[each.path] for each in self.sources if texts[each.path] != each.text}, missing
 
+    def partly(self, plan: ScriptPlan) -> set[str]:
+        """Return the plan's levers that left objects as they are in a trial, which a patch of them would change."""
+        files = self.folder.glob(f"{_name(ScriptPlan(plan.levers), 0).removesuffix('0')}*/{PARTLY}")
+        return {name for file in files for name in json.loads(file.read_text())}
+
     def copied(self, texts: Mapping[Path, str], to: Path) -> None:
         """Copy the current folder, with these texts as files. Raises ConfigError if the folder is too large.
 
-        Large files and links are linked.
+        Large files are linked. A link leads to the copy of its target if there is one, else to the target.
         """
-        here = Path.cwd().resolve()
-        if outside := [file for file in texts if not file.is_relative_to(here)]:
+        here, files_of_run = Path.cwd().resolve(), (*texts, Path(self.words[0]))
+        if outside := [file for file in files_of_run if not file.resolve().is_relative_to(here)]:
             raise ConfigError(f"{outside[0]} is outside the current folder; run the command in a folder above it")
         files = {file: file.is_symlink() or file.stat().st_size >= LINKED_BYTES for file in _files(here)}
         size = sum(file.stat().st_size for file, is_linked in files.items() if not is_linked)
@@ -153,11 +162,16 @@ class ScriptBench(Budgeted):
             target = to / file.relative_to(here)
             target.parent.mkdir(parents=True, exist_ok=True)
             if is_linked and file not in texts:
-                target.symlink_to(file.resolve())
+                real = file.resolve()
+                has_copy = file.is_symlink() and _is_copied(real, here)
+                target.symlink_to(to / real.relative_to(here) if has_copy else real)
             else:
                 shutil.copy2(file, target)
         for file, text in texts.items():
-            with (to / file.relative_to(here)).open("w", encoding="utf-8", newline="") as stream:
+            target = to / file.relative_to(here)
+            if not target.resolve().is_relative_to(to.resolve()):
+                raise ConfigError(f"{file} is behind a link to a folder that is not copied; apply the diff yourself")
+            with target.open("w", encoding="utf-8", newline="") as stream:
                 stream.write(text)
         self.copy = to
 

@@ -59,8 +59,9 @@ def searched(asked: Asked) -> int:
     every = all_levers()
     chosen = {name: lever for name, lever in every.items() if lever.script and name in (asked.levers or every)}
     machine = cells.machine("auto")
-    if asked.goal == "memory" and machine.device == "cpu":
-        raise ConfigError("--goal memory requires a GPU, because the memory of a CPU's step is not measured")
+    of_memory = "--goal memory" if asked.goal == "memory" else "--memory" if asked.memory_bytes else ""
+    if of_memory and machine.device == "cpu":
+        raise ConfigError(f"{of_memory} requires a GPU, because the memory of a CPU's step is not measured")
     situation = Situation(
         ScriptPlan(),
         machine,
@@ -146,8 +147,10 @@ def _deliver(search: Search, bench: ScriptBench, folder: Path, words: Sequence[s
         assigned = [f"{name}={value}" for name, value in variables.items()]
         command = words if is_launcher(words) else ("python", *words)
         print(visible(f"run it with: {command_line(*assigned)} {command_line(*command)}"))
+    partly = bench.partly(best)
     for name in missing:
-        line = f"write by hand, because the place was not found: {bench.levers[name].lines}"
+        why = "the trial left some places as they are" if name in partly else "the place was not found"
+        line = f"write by hand, because {why}: {bench.levers[name].lines}"
         print(textwrap.fill(plain(line), width, subsequent_indent="  ", break_on_hyphens=False))
     print(visible(f"records: {folder}"))
     print_report(folder)

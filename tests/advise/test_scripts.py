@@ -13,7 +13,7 @@ import pytest
 
 from cs_systems.advise import edits, in_script
 from cs_systems.advise.answer import Answer, row_of
-from cs_systems.advise.lever import ScriptPlan, Situation, all_levers, proposals
+from cs_systems.advise.lever import Changes, ScriptPlan, Situation, all_levers, proposals
 from cs_systems.advise.levers.data_loader import WORKERS
 from cs_systems.advise.ranks import split
 from cs_systems.advise.scripts import ScriptBench
@@ -137,13 +137,16 @@ def test_command_after_a_trace_names_its_cell_or_its_script() -> None:
     assert try_after_trace(answer, loop) == []
 
 
+NO_MODELS = "import re as r\nfrom re import compile as c\nr.compile(TEXT)\nc(TEXT)\ntemplates.compile(f'{TEXT}')\n"
+
+
 @pytest.mark.parametrize("environment", [GPU, CPU], ids=["gpu", "cpu"])
 def test_levers_of_a_script_apply_or_have_a_reason(environment: object) -> None:
     situation = Situation(ScriptPlan(), environment, texts=(SCRIPT,))  # type: ignore[arg-type]
     found = [*proposals(situation, all_levers())]
     reasons = {one[0]: one[1] for one in found if isinstance(one, tuple)}
     applying = {one.lever for one in found if not isinstance(one, tuple)}
-    other = Situation(ScriptPlan(), environment, texts=(SCRIPT, "import re\nre.compile('x')\n"))  # type: ignore[arg-type]
+    other = Situation(ScriptPlan(), environment, texts=(SCRIPT, NO_MODELS))  # type: ignore[arg-type]
     assert "compile" in {one.lever for one in proposals(other, all_levers()) if not isinstance(one, tuple)}
     assert {"fused_optimizer", "data_loader", "compile", "zero_grad", "garbage_collection"} <= applying
     assert reasons["channels_last"] == "the script names no model of images"
@@ -169,8 +172,14 @@ EDITS = {
         "Arguments(gradient_checkpointing=True)\n",
         "from torch.utils import checkpoint as c\ny = a(b(x), mask=m)\nArguments(gradient_checkpointing=False)\n",
     ),
-    "data_loader": ("DataLoader(data, num_workers=0)\n", f"DataLoader(data, num_workers={WORKERS})\n"),
-    "more_workers": ("DataLoader(data, num_workers=3)\n", "DataLoader(data, num_workers=6)\n"),
+    "data_loader": (
+        "DataLoader(data, num_workers=0)\nDataLoader(data, 4, True, None, None, 2)\nDataLoader(*parts)\n",
+        f"DataLoader(data, num_workers={WORKERS})\nDataLoader(data, 4, True, None, None, 2)\nDataLoader(*parts)\n",
+    ),
+    "more_workers": (
+        "DataLoader(data, num_workers=3)\nDataLoader(data, num_workers=True)\n",
+        "DataLoader(data, num_workers=6)\nDataLoader(data, num_workers=True)\n",
+    ),
     "persistent_workers": (
         "DataLoader(a, num_workers=n)\nDataLoader(b, num_workers=0)\nDataLoader(c, num_workers=2 if n else 0)\n",
         "DataLoader(a, num_workers=n, persistent_workers=n > 0)\nDataLoader(b, num_workers=0)\n"
@@ -360,6 +369,12 @@ def test_lines_of_an_edited_script_keep_their_numbers() -> None:
         ("checkpointing", "", "the script recomputes nothing"),
         ("data_loader", "DataLoader(data, num_workers=4)", "the script sets num_workers itself"),
         ("compile", "from torch import compile as c\nmodel = c(model)", "the script calls torch.compile itself"),
+        ("compile", "self.net.compile(mode='default')", "the script calls torch.compile itself"),
+        (
+            "more_workers",
+            "class Stream(IterableDataset): ...\nDataLoader(Stream(), num_workers=2)",
+            "each worker would read the whole IterableDataset, unless it is divided among them",
+        ),
         ("persistent_workers", "DataLoader(data, num_workers=0)", "the script has no workers"),
         ("more_workers", "DataLoader(data)", "the script has no workers"),
         ("dynamic_shapes", "re.compile('x')", "the script compiles no model"),
@@ -383,7 +398,7 @@ import gc, torch
 from torch import nn
 from torch.utils.data import DataLoader
 from cs_systems.advise import in_script
-in_script.apply(["fused_optimizer", "data_loader", "zero_grad", "garbage_collection", "channels_last",
+told = in_script.apply(["fused_optimizer", "data_loader", "zero_grad", "garbage_collection", "channels_last",
     "anomaly_detection", "called_collections", "checkpointing", "dynamic_shapes", "threads"], 5)
 torch.autograd.set_detect_anomaly(True)
 assert not torch.is_anomaly_enabled() and gc.collect() == 0
@@ -401,10 +416,12 @@ assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
 assert DataLoader(range(4)).num_workers > 0 and DataLoader(range(4), num_workers=3).num_workers == 3
 in_script.apply(["more_workers", "persistent_workers"], 0)
 loader = DataLoader(range(4), num_workers=3)
+assert DataLoader(range(4), num_workers=True).num_workers == 1
 assert loader.num_workers == 6 and loader.persistent_workers
 class Stream(torch.utils.data.IterableDataset):
     def __iter__(self): ...
 assert DataLoader(Stream()).num_workers == DataLoader(range(4), 2, False, None, None, 0).num_workers == 0
+assert told["data_loader"]() and told["data_loader"].left == 1
 model[1].weight.grad = torch.ones(4, 4)
 optimizer.zero_grad(set_to_none=False)
 assert model[1].weight.grad is None
@@ -418,6 +435,48 @@ assert torch.equal(first, torch.rand(1))
 
 def test_hooks_change_the_objects_that_the_script_makes() -> None:
     subprocess.run([sys.executable, "-c", HOOKS], check=True)
+
+
+def test_a_lever_that_left_some_loaders_as_they_are_is_not_in_the_diff(tmp_path: Path) -> None:
+    made, plan = bench(tmp_path), ScriptPlan(("data_loader",))
+    assert [*made.patched(plan)[0].values()] != []
+    folder = tmp_path / "data_loader-0"
+    folder.mkdir()
+    in_script.leave_unused({"data_loader": Changes(made=1, left=1)}, folder)
+    assert [file.name for file in folder.iterdir()] == ["partly.json"]
+    assert made.patched(plan) == ({}, ["data_loader"])
+
+
+def test_files_behind_links_out_of_the_folder_and_the_library_are_not_read_or_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "project"
+    texts = {
+        "project/train.py": "import json\nimport lib.shared\nimport near.mine\nimport odd.kept\n",
+        "project/parts/mine.py": "import json.decoder\n",
+        "project/runs/kept.py": "a = 1\n",
+        "lib/shared.py": "a = 1\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for name, target in {"lib": "../lib", "near": "parts", "odd": "runs"}.items():
+        (project / name).symlink_to(target)
+    monkeypatch.chdir(project)
+    found = sources(Path("train.py"))
+    assert [each.path for each in found] == [project / "train.py", project / "parts" / "mine.py"]
+    made = ScriptBench(["train.py"], all_levers(), tmp_path, lambda options, words: [], {}, sources=found)
+    made.copied({found[1].path: "b = 2\n"}, copy := tmp_path / "copy")
+    assert (copy / "near" / "mine.py").read_text() == "b = 2\n"
+    for number, (name, message) in enumerate({"lib/shared.py": "outside", "odd/kept.py": "behind a link"}.items()):
+        with pytest.raises(ConfigError, match=message):
+            made.copied({project / name: "b = 2\n"}, tmp_path / f"copy{number}")
+    made.words = ["../lib/shared.py"]
+    with pytest.raises(ConfigError, match=r"shared\.py is outside the current folder; run the"):
+        made.copied({found[1].path: "b = 2\n"}, tmp_path / "last")
+    assert {name: (tmp_path / name).read_text() for name in texts} == texts
+    monkeypatch.chdir("/")
+    assert {file.path.name for file in sources(project / "train.py")} == {"train.py", "shared.py", "mine.py"}
 
 
 def test_a_process_records_the_script_with_a_lever_and_leaves_its_folder_as_it_was(
@@ -510,6 +569,7 @@ def test_search_of_a_script_leaves_its_folder_as_it_was(
         (["--size", "tiny", "--", "train.py"], "the script decides what is trained, and where; leave out --size"),
         (["--keep", "strict", "--", "train.py"], "a script has no such option; leave out --keep"),
         (["--goal", "memory", "--", "train.py"], "--goal memory requires a GPU"),
+        (["--memory", "1GiB", "--", "train.py"], "--memory requires a GPU, because the memory of a CPU's step"),
         (["--", "torchrun", "--nnodes=2", "train.py"], "--nnodes is 2, and advise starts ranks on one machine"),
         (["--", "torchrun", "-m", "train"], "torchrun is given no file of a script"),
         (["--", "srun", "train.py"], "advise starts ranks with torchrun, not with srun; write cs-systems advise --"),

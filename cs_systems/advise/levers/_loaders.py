@@ -7,9 +7,23 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from cs_systems.advise.lever import Changes, Situation
+
 NAMES = ("DataLoader",)
 WAITS = "data-input"  # code of the cause of a step that waits for data
 POSITION = 5  # of num_workers among the arguments of a DataLoader
+
+
+def unfit_stream(situation: Situation) -> str | None:
+    """Return why the script's number of workers stays as it is, if it names a dataset that is read in order."""
+    if "IterableDataset" in situation.source:
+        return "each worker would read the whole IterableDataset, unless it is divided among them"
+    return None
+
+
+def may_take_workers(call: ast.Call) -> bool:
+    """Return whether a call cannot have its number of workers among its arguments without names."""
+    return len(call.args) <= POSITION and not any(isinstance(each, ast.Starred) for each in call.args)
 
 
 def has_workers(call: ast.Call) -> bool:
@@ -23,23 +37,25 @@ def number_of(call: ast.Call) -> str:
     return next((ast.unparse(each.value) for each in call.keywords if each.arg == "num_workers"), "")
 
 
-def made_with(change: Callable[[dict[str, Any]], bool]) -> Callable[[], bool]:
+def made_with(change: Callable[[dict[str, Any]], bool]) -> Changes:
     """Call `change` with the keywords of each DataLoader that is made from now on; it returns whether it changed any.
 
     A loader of an IterableDataset is left as it is, because each worker would read all of it, unless it is divided
-    among them. Returns the function that tells whether any was changed.
+    among them. Returns the changes, which count the loaders.
     """
     from torch.utils.data import DataLoader, IterableDataset
 
     made: Any = DataLoader.__init__
-    changed: list[bool] = []
+    changes = Changes()
 
     @functools.wraps(made)
     def followed(self: Any, *args: Any, **kwargs: Any) -> None:
         dataset = args[0] if args else kwargs.get("dataset")
-        if len(args) <= POSITION and not isinstance(dataset, IterableDataset):
-            changed.append(change(kwargs))
+        if isinstance(dataset, IterableDataset):
+            changes.left += 1
+        elif len(args) <= POSITION:
+            changes.made += change(kwargs)
         made(self, *args, **kwargs)
 
     DataLoader.__init__ = followed  # type: ignore[method-assign]
-    return lambda: any(changed)
+    return changes

@@ -9,7 +9,7 @@ from typing import Any
 
 from cs_systems.advise.edits import calls, chained, in_calls, with_value
 from cs_systems.advise.lever import Lever, ScriptChange, Situation
-from cs_systems.advise.levers._loaders import NAMES, made_with
+from cs_systems.advise.levers._loaders import NAMES, made_with, may_take_workers, unfit_stream
 
 WORKERS = max(1, min(4, (os.cpu_count() or 2) // 2))
 
@@ -17,8 +17,8 @@ WORKERS = max(1, min(4, (os.cpu_count() or 2) // 2))
 def unfit(situation: Situation) -> str | None:
     if not calls(situation.source, NAMES):
         return "the script makes no DataLoader"
-    if "IterableDataset" in situation.source:
-        return "each worker would read the whole IterableDataset, unless it is divided among them"
+    if reason := unfit_stream(situation):
+        return reason
     takes = re.search(r"num_workers\s*=(?!=)(?!\s*0\b)", situation.source)
     return "the script sets num_workers itself" if takes else None
 
@@ -48,7 +48,9 @@ LEVER = Lever(
         f"{WORKERS} worker{'s' if WORKERS > 1 else ''} of the DataLoader that persist, pinned memory on a GPU",
         unfit,
         hook=hook,
-        patch=chained(with_value("num_workers", 0, str(WORKERS), NAMES), in_calls(NAMES, KEYWORDS)),
+        patch=chained(
+            with_value("num_workers", 0, str(WORKERS), NAMES), in_calls(NAMES, KEYWORDS, where=may_take_workers)
+        ),
     ),
     remedies=("data-input", "batch-preparation"),
 )

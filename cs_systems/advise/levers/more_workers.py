@@ -8,7 +8,7 @@ from typing import Any
 
 from cs_systems.advise.edits import all_calls, valued
 from cs_systems.advise.lever import Lever, ScriptChange, Situation
-from cs_systems.advise.levers._loaders import NAMES, WAITS, has_workers, made_with
+from cs_systems.advise.levers._loaders import NAMES, WAITS, has_workers, made_with, unfit_stream
 
 TIMES = 2
 KEYWORD = "num_workers"
@@ -17,15 +17,18 @@ KEYWORD = "num_workers"
 def unfit(situation: Situation) -> str | None:
     if not any(map(has_workers, all_calls(situation.source, NAMES))):
         return "the script has no workers"
+    if reason := unfit_stream(situation):
+        return reason
     return "the step does not wait for data" if situation.history and WAITS not in situation.causes else None
 
 
 def hook() -> Callable[[], bool]:
     def more(keywords: dict[str, Any]) -> bool:
         number = keywords.get(KEYWORD)
-        if number:
-            keywords[KEYWORD] = TIMES * number
-        return bool(number)
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            return False
+        keywords[KEYWORD] = TIMES * number
+        return True
 
     return made_with(more)
 
@@ -33,7 +36,7 @@ def hook() -> Callable[[], bool]:
 def text_of(value: ast.expr) -> str | None:
     """Return the larger number of workers, where the script has a number."""
     match value:
-        case ast.Constant(value=int(number)) if number > 0:
+        case ast.Constant(value=int(number)) if number > 0 and not isinstance(number, bool):
             return str(TIMES * number)
     return None
 
