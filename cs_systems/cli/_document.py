@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -25,11 +25,6 @@ PRINTED_FORMATS = ("terminal", "json")
 PrintedFormat = Annotated[
     str, one_name("format", PRINTED_FORMATS), arg(help="json: one document, with the sentences on standard error")
 ]
-# Commands without --format json, with the reason.
-WITHOUT: Mapping[str, str] = {
-    "schema": "it prints JSON in any case",
-    "mcp": "standard output has the messages of the protocol",
-}
 
 
 @dataclass
@@ -38,7 +33,7 @@ class _Document:
 
     pieces: list[str] = field(default_factory=list)
     is_short: bool = False  # whether it is cut to the length of a short answer
-    is_elsewhere: bool = False  # whether it is in a file
+    is_elsewhere: bool = False  # whether it is in a file, or another process writes it
 
 
 _current: ContextVar[_Document | None] = ContextVar("document", default=None)
@@ -107,8 +102,8 @@ def add_whole(pieces: str) -> bool:
     return made is not None
 
 
-def leave_to_file() -> None:
-    """Write no document to standard output, because it is in a file."""
+def leave_elsewhere() -> None:
+    """Write no document to standard output, because it is in a file, or because another process writes it."""
     if (made := _current.get()) is not None:
         made.is_elsewhere = True
 

@@ -101,7 +101,7 @@ def deliver(text: str, format: str, output: Path | None, opens: bool = False) ->
     if format == "json":
         if output is None and _document.add_whole(text):
             return
-        _document.leave_to_file()
+        _document.leave_elsewhere()
         text = document.document(text)
     if output is None:
         with files.standard_output():

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 from tyro.conf import Positional, arg
 
-from cs_systems.cli._document import PRINTED_FORMATS
+from cs_systems.cli._document import PRINTED_FORMATS, leave_elsewhere
 from cs_systems.cli._options import MaybePath, MaybeText, Names, RecordHost, flag, one_name, optional
 from cs_systems.config import ConfigError, one_of
 from cs_systems.core import origin
@@ -94,11 +94,10 @@ def run(args: Run) -> int:
         from cs_systems.measure.runtime.journal import Journal
 
         Journal.prepare(out)
-    return (
-        _below_nsys(options, words)
-        if profile == "nsys" and is_first_rank()
-        else _become(script_command(options, words))
-    )
+    if profile != "nsys" or not is_first_rank():
+        _become(script_command(options, words))
+    leave_elsewhere()  # standard output is the script's
+    return _below_nsys(options, words)
 
 
 def check_script(words: Sequence[str]) -> None:
@@ -168,10 +167,12 @@ def _below_nsys(options: dict[str, Any], words: list[str]) -> int:
     """Run the script's process under nsys, add the tables of the report to its record, and return its exit status."""
     from cs_systems.cli._script import Form, conclude, why_nothing
     from cs_systems.core import plugins
+    from cs_systems.core.printable import encodable
     from cs_systems.measure.profilers import ProfilerUnusable
     from cs_systems.measure.profilers._nsys import last_line
     from cs_systems.measure.runtime.program import script_command
     from cs_systems.record import read_records
+    from cs_systems.report.tables import document
 
     nsys, out = plugins.get("profilers", "nsys"), Path(options["out"])
     format = options["format"]
@@ -196,10 +197,9 @@ def _below_nsys(options: dict[str, Any], words: list[str]) -> int:
             os.close(each)
         if not left.exists():
             text = last_line(messages.read_text())
-            print(
-                f"cs-systems: nothing was recorded, and nsys ended with {text!r}; try it without --with nsys",
-                file=sys.stderr,
-            )
+            why = f"nothing was recorded, and nsys ended with {text!r}; try it without --with nsys"
+            shown = document.error(why, status) if format == "json" else f"cs-systems: {why}\n"
+            print(encodable(shown, sys.stderr), end="", file=sys.stderr)
         else:
             records = read_records(left)[0] if left.stat().st_size else []
             read = [_with_report(record, nsys, out, report) for record in records]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from torch.utils.data._utils.worker import _worker_loop
 from cs_systems.cli import main
 from cs_systems.cli._children import Children
 from cs_systems.core.printable import command_line
+from cs_systems.measure.profilers import _nsys
 from cs_systems.record import RunRecord, read_records
 from tests import forks
 
@@ -104,6 +106,22 @@ def test_script_below_nsys_keeps_its_streams_and_exit_status(tmp_path: Path) -> 
     assert not list(tmp_path.glob(".nsys-*"))
     assert done.stderr.count("loop script 5 below on") == 2
     assert "under nsys" in done.stderr
+
+
+def test_nsys_that_records_nothing_is_an_error_document_next_to_the_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (nsys := tmp_path / "nsys").write_text("#!/bin/sh\necho 'no room'\nexit 3\n")
+    nsys.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(_nsys, "check", lambda: {"state": "ok"})
+    monkeypatch.setattr("cs_systems.cli.run.signal.signal", lambda *_: None)  # the handlers would outlive the test
+    options = ["--with", "nsys", "--format", "json", "--out", str(tmp_path)]
+    assert main(["run", *options, "--", SCRIPT]) == 3
+    out, err = capfd.readouterr()
+    assert out == "", "standard output is the script's"
+    message = "nothing was recorded, and nsys ended with 'no room'; try it without --with nsys"
+    assert json.loads(err)["error"] == {"message": message, "status": 3}
 
 
 def test_failing_script_keeps_its_traceback_and_the_record(tmp_path: Path) -> None:
