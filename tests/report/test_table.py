@@ -44,9 +44,11 @@ def test_training_table_fits_80_columns(train_records: list[RunRecord]) -> None:
     assert "widen the terminal or choose columns with cs-systems report DIR --columns" in text.replace("\n", " ")
 
 
-def test_requested_memory_that_no_gpu_measured_has_a_note(train_records: list[RunRecord]) -> None:
+def test_requested_memory_without_a_value_has_a_note(train_records: list[RunRecord]) -> None:
     asked = ["size", "before_backward_bytes", "peak_allocated_gib"]
-    assert "\nbefore bwd: measured on a GPU only" in render(train_records, columns=asked)
+    assert "\nbefore bwd: measured by cs-systems attention\n" in render(train_records, columns=asked)
+    on_cpu = [replace(r, environment=r.environment and replace(r.environment, device="cpu")) for r in train_records]
+    assert "\nbefore bwd: measured on a GPU only\n" in render(on_cpu, columns=asked)
     assert "measured on a GPU" not in render(train_records, columns=["size", "peak_allocated_gib"])
 
 

@@ -146,7 +146,8 @@ LEGENDS = {
     "hfu": "HFU: executed FLOP/s as a share of the device's peak at that precision",
 }
 
-OF_THE_ALLOCATOR = ("peak_allocated_", "peak_reserved_", "before_backward_")  # columns that only a GPU fills
+# columns that only a GPU fills, with the command that measures them
+OF_THE_ALLOCATOR = {"peak_allocated_": "memory", "peak_reserved_": "memory", "before_backward_": "attention"}
 
 # Meanings of further columns, for the schema of a JSON document.
 MEANINGS = {

@@ -117,7 +117,7 @@ def tables(
         else:
             if sort:
                 rows = _sorted(rows, sort, whole)
-            table = _listed(whole, rows, columns, notes)
+            table = _listed(whole, rows, columns, notes, on_cpu=_is_on_cpu(chosen))
             if relative_to:
                 table = with_speedups(table, chosen, whole, rows["record"].tolist(), relative_to)
         marked = (*before, *(" ".join(filter(None, [letters.get(d.code), str(d)])) for d in doubts), *after)
@@ -232,7 +232,9 @@ def varying(whole: pd.DataFrame) -> tuple[list[str], list[str]]:
     return apart, constant
 
 
-def _listed(whole: pd.DataFrame, rows: pd.DataFrame, asked: Sequence[str] | None, notes: Sequence[str]) -> Table:
+def _listed(
+    whole: pd.DataFrame, rows: pd.DataFrame, asked: Sequence[str] | None, notes: Sequence[str], *, on_cpu: bool
+) -> Table:
     apart, constant = varying(whole)
     chosen = layout.layout(whole["workload"].iloc[0])
     if not _is_timed(rows):
@@ -253,9 +255,24 @@ def _listed(whole: pd.DataFrame, rows: pd.DataFrame, asked: Sequence[str] | None
     leaves = chosen.leaves
     if chosen is layout.OTHER:
         leaves += _shortest_first([c for c in made if c.name in beside and c.name not in layout.ESSENTIAL])
-    if empty := [c.title for c in made if c.is_empty and c.name.startswith(layout.OF_THE_ALLOCATOR)]:
-        notes = [*notes, f"{', '.join(empty)}: measured on a GPU only"]
+    notes = [*notes, *_without_memory(made, on_cpu)]
     return Table(caption, tuple(made), tuple(notes), tuple(rows["status"]), () if asked else leaves)
+
+
+def _is_on_cpu(records: Sequence[RunRecord]) -> bool:
+    """Return whether all records are of a CPU; a cell that did not run may have no device."""
+    return {record.environment.device for record in records if record.environment} == {"cpu"}
+
+
+def _without_memory(made: Sequence[Column], on_cpu: bool) -> list[str]:
+    """Return notes on the columns of allocated memory that are empty: where they are measured."""
+    places: dict[str, list[str]] = {}
+    for column in made:
+        command = next((c for begins, c in layout.OF_THE_ALLOCATOR.items() if column.name.startswith(begins)), None)
+        if command and column.is_empty:
+            where = "on a GPU only" if on_cpu else f"by cs-systems {command}"
+            places.setdefault(where, []).append(column.title)
+    return [f"{', '.join(titles)}: measured {where}" for where, titles in places.items()]
 
 
 def _shortest_first(phases: Sequence[Column]) -> tuple[str, ...]:
