@@ -81,7 +81,7 @@ def best(records: Sequence[RunRecord]) -> str | None:
     cells = {record.run_config for record in chosen}
     if len({replace(cell, warmup=0) for cell in cells}) < len(cells) and "warmup" in fitting:
         return "warmup"
-    return "time" if "time" in fitting and len(chosen) > MOST_BARS else "phases"
+    return "time" if "time" in fitting and len(cells) > MOST_BARS else "phases"
 
 
 def _fitting(chosen: Sequence[RunRecord], data: pd.DataFrame) -> list[str]:
