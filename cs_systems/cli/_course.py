@@ -352,16 +352,25 @@ def _status(words: list[str]) -> int:
 
 def command_rows(plan: Plan) -> list[CommandRow]:
     """Return the commands of a plan, with what the folder says of those that have run."""
-    words = [command_line("cs-systems", *each) for each in plan.commands]
-    file, steps = state_file(plan.task, plan.out), list[Any]()
+    ran = dict[tuple[str, ...], Any]()
     with suppress(OSError, ValueError, KeyError, TypeError):
-        steps = json.loads(file.read_text(encoding="utf-8"))["steps"]
-    ran = {command_line("cs-systems", *step["command"]): step for step in steps}
+        steps = json.loads(state_file(plan.task, plan.out).read_text(encoding="utf-8"))["steps"]
+        ran = {_measured_by(step["command"]): step for step in steps}
     return [
-        {"task": plan.task.name, "command": line, "status": step.get("status"), "took_s": step.get("seconds")}
-        for line in words
-        for step in [ran.get(line, {})]
+        {
+            "task": plan.task.name,
+            "command": command_line("cs-systems", *words),
+            "status": step.get("status"),
+            "took_s": step.get("seconds"),
+        }
+        for words in plan.commands
+        for step in [ran.get(_measured_by(words), {})]
     ]
+
+
+def _measured_by(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the words of a command that choose what it measures; another run may add --fresh or --skip-oom."""
+    return tuple(word for word in words if word not in ("--fresh", "--skip-oom"))
 
 
 def state_file(task: Task, out: Path) -> Path:

@@ -101,6 +101,16 @@ def test_fresh_task_keeps_the_cells_of_the_others_in_its_folder() -> None:
     ]
 
 
+def test_commands_that_ran_anew_keep_their_status_in_a_later_plan(tmp_path: Path) -> None:
+    fresh = planned(tasks()["benchmarking_script"], CPU, tmp_path, renewed=set())
+    fresh.out.mkdir()
+    done = [{"command": [*words, "--skip-oom"], "status": 0, "seconds": 1.5} for words in fresh.commands]
+    _course._write_state(fresh, done)
+    rows = _course.command_rows(planned(tasks()["benchmarking_script"], CPU, tmp_path))
+    assert {(row["status"], row["took_s"]) for row in rows} == {(0, 1.5)}
+    assert not any("--fresh" in row["command"] for row in rows)
+
+
 def test_size_given_on_a_cpu_says_which_context_it_has() -> None:
     plan = planned(tasks()["benchmarking_script"], CPU, Path("out"), sizes=["small"])
     assert plan.size == (
