@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from cs_systems.analysis.attribution.gaps import Gaps, causes
 from cs_systems.config import ConfigError
 from cs_systems.core.range_names import UNATTRIBUTED
 from cs_systems.core.version import __version__
@@ -239,7 +240,7 @@ def _own_tracks(profile: Profile, answer: Answer) -> Iterator[Event]:
             yield from _of_kernels(profile, device, kind, track)
         gaps = profile.gaps.get(device)
         if gaps is not None:
-            yield from _slices(_tracks(at)[-1], ["idle"] * len(gaps.step), gaps.start_s, gaps.end_s)
+            yield from _idle(profile.trace, device, gaps, _tracks(at)[-1])
     for at, row in enumerate(_diagnoses(answer)):
         yield from _slices(_DIAGNOSES + at, [row["cause"]] * len(steps), starts, ends, row)
 
@@ -270,6 +271,18 @@ def _of_kernels(profile: Profile, device: int, kind: str, track: int) -> Iterato
     kept = np.array([UNATTRIBUTED not in (name, name.partition(": ")[2]) for name in shown])[code[first]]
     titles = [shown[number] for number in code[first][kept].tolist()]
     yield from _slices(track, titles, start[kept], end[kept])
+
+
+def _idle(trace: Trace, device: int, gaps: Gaps, track: int) -> Iterator[Event]:
+    """Yield a slice for each gap, named by the cause of most of its time; the arguments are the times of its causes."""
+    times = causes(trace, device, gaps)
+    slices = _slices(track, ["idle"] * len(gaps.step), gaps.start_s, gaps.end_s)
+    for index, event in enumerate(slices):
+        found = {cause: float(lasted[index]) for cause, lasted in times.items() if lasted[index]}
+        if found:
+            event["name"] = f"idle: {max(found, key=lambda cause: found[cause])}"
+            event["args"] = {f"{cause} (µs)": round(time_s * 1e6, 3) for cause, time_s in found.items()}
+        yield event
 
 
 def _slices(

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from cs_systems.analysis.attribution.profile import Profile, profile
-from cs_systems.analysis.attribution.tables import phases
+from cs_systems.analysis.attribution.tables import gaps, phases
 from cs_systems.analysis.diagnosis import Answer, apply_rules
 from cs_systems.analysis.diagnosis._evidence import of_profile
 from cs_systems.cli import main
@@ -114,8 +114,12 @@ def test_steps_phases_layers_idle_time_and_causes_are_tracks_whose_slices_never_
     assert len(tracks["steps"]) == len(made.steps)
     assert {"forward", "backward", "optimizer"} <= {event["name"] for event in tracks["GPU 0 phases"]}
     assert any("block 0" in event["name"] for event in tracks["GPU 0 layers"])
-    idle_s = sum(sum(gaps.idle_s(len(made.steps))) for gaps in made.gaps.values())
+    idle_s = sum(sum(found.idle_s(len(made.steps))) for found in made.gaps.values())
     assert sum(event["dur"] for event in tracks["GPU 0 idle"]) * 1e-6 == pytest.approx(idle_s, rel=1e-3)
+    idle = [event["args"] for event in tracks["GPU 0 idle"] if event["name"] == "idle: launch-bound"]
+    launches_s = sum(args["launch-bound (µs)"] for args in idle) * 1e-6 / len(made.steps)
+    (row,) = (row for row in gaps(made) if row["cause"] == "launch-bound")
+    assert launches_s == pytest.approx(row["time_s"], rel=0.05), "gaps that another cause begins have a share too"
     assert tracks[causes[0]][0]["args"]["remedy"] == answer.diagnoses[0].remedy
 
 
