@@ -75,7 +75,7 @@ class Memory:
     budget: Annotated[MaybeText, optional("SIZE", "memory limit of --best-checkpoint, the CUDA context included")] = (
         None
     )
-    format: Annotated[Format, arg(help="json; of the table of --fits also others")] = "terminal"
+    format: Annotated[Format, arg(help="json: for any result; the others: for --fits only")] = "terminal"
     output: Annotated[MaybePath, optional("FILE", "file for the table of --fits, instead of the terminal")] = None
     open: Open = False
 
