@@ -36,7 +36,7 @@ print("cs_systems" in sys.modules)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)  # six starts of Python with torch
+@pytest.mark.timeout(180)  # it starts Python with torch several times
 def test_output_that_depends_on_the_recorder_is_a_difference_and_the_parameters_are_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
