@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from cs_systems.advise.edits import Edit, calls, in_calls, names_of
-from cs_systems.advise.lever import Situation
+from cs_systems.advise.lever import Changes, Situation
 
 CLASS = "DistributedDataParallel"
 MODULES = ("torch.nn.parallel", "torch.nn.parallel.distributed")
@@ -29,21 +29,21 @@ def unless_set(keyword: str) -> Callable[[Situation], str | None]:
     return check
 
 
-def made_with(**options: Any) -> Callable[[], Callable[[], bool]]:
+def made_with(**options: Any) -> Callable[[], Changes]:
     """Return the hook that makes models with these options, whatever the script gives."""
 
-    def hook() -> Callable[[], bool]:
+    def hook() -> Changes:
         from torch.nn.parallel import DistributedDataParallel
 
-        made, changed = DistributedDataParallel.__init__, list[int]()
+        made, changes = DistributedDataParallel.__init__, Changes()
 
         @functools.wraps(made)
         def with_options(self: Any, *args: Any, **kwargs: Any) -> None:
-            changed.append(id(self))
+            changes.made += 1
             made(self, *args, **kwargs | options)
 
         DistributedDataParallel.__init__ = with_options  # type: ignore[method-assign]
-        return lambda: bool(changed)
+        return changes
 
     return hook
 

@@ -183,11 +183,12 @@ class Evidence:
         launch queue.
         """
         lasted = idle_by_cause(self.tables, self.clean_s)
-        waited_s = sum(lasted.get(cause, 0.0) for cause in (*OF_HOST, PROFILER))
+        late = *OF_HOST, PROFILER
+        waited_s = sum(lasted.get(cause, 0.0) for cause in late)
         if not (self.is_loop and waited_s and self.measurement and all(each.lag_s for each in self.measurement.timed)):
             return lasted
         part = min(1.0, self.launch_bound_share * (self.step_s or 0.0) / waited_s)
-        scaled = {cause: time_s * part if cause in (*OF_HOST, PROFILER) else time_s for cause, time_s in lasted.items()}
+        scaled = {cause: time_s * part if cause in late else time_s for cause, time_s in lasted.items()}
         return {cause: time_s for cause, time_s in scaled.items() if time_s}
 
     @cached_property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from cs_systems.analysis.attribution.gaps import MALLOC
@@ -81,16 +82,14 @@ def empties_cache(row: OwnPythonRow) -> bool:
 
 def _with_reads(evidence: Evidence, rows: Sequence[OwnPythonRow]) -> tuple[float, list[OwnPythonRow]]:
     """Return (time, rows): the time in which lines of rows read numbers from an idle GPU, and the rows with it."""
-    found, total_s = [*rows], 0.0
-    idle = evidence.measurement is not None and HOST_SYNC in launch_bound_phases(evidence.measurement)
-    for read in OWN_PYTHON.of(evidence.tables) if idle else ():
-        if read["phase"] != HOST_SYNC or (read.get("calls") or "").rpartition(".")[2] not in READS:
-            continue
-        for at, row in enumerate(found):
-            if row["place"] == read["place"]:
-                found[at] = {**row, "time_s": row["time_s"] + read["time_s"]}
-                total_s += read["time_s"]
-                break
+    if evidence.measurement is None or HOST_SYNC not in launch_bound_phases(evidence.measurement):
+        return 0.0, [*rows]
+    reads_s: Counter[str] = Counter()
+    for read in OWN_PYTHON.of(evidence.tables):
+        if read["phase"] == HOST_SYNC and (read.get("calls") or "").rpartition(".")[2] in READS:
+            reads_s[read["place"]] += read["time_s"]  # type: ignore[assignment]
+    total_s = sum(reads_s[place] for place in {row["place"] for row in rows})
+    found: list[OwnPythonRow] = [{**row, "time_s": row["time_s"] + reads_s.pop(row["place"], 0.0)} for row in rows]
     return total_s, sorted(found, key=lambda row: -row["time_s"]) if total_s else found
 
 

@@ -10,6 +10,7 @@ from cs_systems.analysis.attribution.usual_steps import START_UP, Usual
 from cs_systems.analysis.comparison.loop_findings import COLLECTIONS, ITERATORS, SLOW_STEPS, SlowStepsRow
 from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis.data_input import REMEDY as LOAD
 from cs_systems.analysis.diagnosis.garbage_collection import FEWEST
 from cs_systems.analysis.diagnosis.own_python import called_at
 from cs_systems.config import Phase
@@ -24,6 +25,7 @@ IN_EACH_STEP = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.CLIP, Phase.OPT
 EVALUATION = "evaluate less often or on fewer batches"
 LOOK = "see what the loop does there besides a usual step"
 REMEDY = "do this less often, or make it faster"
+KEEP_WORKERS = "raise the data loader's num_workers, and keep its workers between epochs (persistent_workers=True)"
 
 
 def steps_of(row: SlowStepsRow) -> str:
@@ -35,10 +37,6 @@ def _in_words(count: int, every: int | None) -> str:
     if every is None:
         return counted(count, "slow step")
     return f"every {_ORDINALS.get(every) or _ordinal(every)} step"
-
-
-KEEP_WORKERS = "raise the data loader's num_workers, and keep its workers between epochs (persistent_workers=True)"
-LOAD = "raise the data loader's num_workers and prefetch_factor, or prepare the data in advance"
 
 
 def _ordinal(number: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -38,7 +38,7 @@ def graph_size(roots: Any, models: Iterable[nn.Module]) -> GraphSize | None:
     operators, arithmetic_s = 0, 0.0
     while waiting:
         node = waiting.pop()
-        if not any(word in node.name() for word in _NO_OPERATORS):
+        if _is_operator(node):
             operators += 1
             arithmetic_s += _arithmetic_s(node, inner)
         for below, _ in node.next_functions:
@@ -63,21 +63,12 @@ def costs_by_owners(roots: Any, owners: Mapping[int, int]) -> dict[frozenset[int
     """
     below: dict[Any, frozenset[int]] = {}
     costs: dict[frozenset[int], float] = {}
-    waiting = [(node, False) for node in _first_nodes(roots)]
-    while waiting and len(below) < MOST_NODES:
-        node, is_left = waiting.pop()
-        if node in below:
-            continue
-        following = [each for each, _ in node.next_functions if each is not None]
-        if not is_left:
-            waiting += [(node, True), *((each, False) for each in following if each not in below)]
-            continue
+    for node, following in _inputs_first(roots):
         leaf = getattr(node, "variable", None)
         of = {owners[id(leaf)]} if id(leaf) in owners else set[int]()
         below[node] = reached = frozenset(of.union(*(below.get(each, frozenset()) for each in following)))
-        if reached and not any(word in node.name() for word in _NO_OPERATORS):
-            inner = max(map(_inner, following), default=1)
-            costs[reached] = costs.get(reached, 0.0) + _arithmetic_s(node, inner)
+        if reached and _is_operator(node):
+            costs[reached] = costs.get(reached, 0.0) + _arithmetic_s(node, _widest(following))
     return costs
 
 
@@ -100,19 +91,36 @@ def costs_by_operator(roots: Any, leaves: Iterable[Tensor]) -> dict[int, float]:
     """
     wanted, leads = {id(each) for each in leaves}, dict[Any, bool]()
     costs: dict[int, float] = {}
+    for node, following in _inputs_first(roots):
+        leads[node] = id(getattr(node, "variable", None)) in wanted or any(leads.get(each, False) for each in following)
+        if leads[node] and _is_operator(node):
+            costs[node._sequence_nr()] = _arithmetic_s(node, _widest(following))
+    return costs
+
+
+def _inputs_first(roots: Any) -> Iterator[tuple[Any, list[Any]]]:
+    """Yield each node below the roots after the nodes that follow it in backward, and these."""
+    done = set[Any]()
     waiting = [(node, False) for node in _first_nodes(roots)]
-    while waiting and len(leads) < MOST_NODES:
+    while waiting and len(done) < MOST_NODES:
         node, is_left = waiting.pop()
-        if node in leads:
+        if node in done:
             continue
         following = [each for each, _ in node.next_functions if each is not None]
-        if not is_left:
-            waiting += [(node, True), *((each, False) for each in following if each not in leads)]
-            continue
-        leads[node] = id(getattr(node, "variable", None)) in wanted or any(leads.get(each, False) for each in following)
-        if leads[node] and not any(word in node.name() for word in _NO_OPERATORS):
-            costs[node._sequence_nr()] = _arithmetic_s(node, max(map(_inner, following), default=1))
-    return costs
+        if is_left:
+            done.add(node)
+            yield node, following
+        else:
+            waiting += [(node, True), *((each, False) for each in following if each not in done)]
+
+
+def _is_operator(node: Any) -> bool:
+    return not any(word in node.name() for word in _NO_OPERATORS)
+
+
+def _widest(following: Iterable[Any]) -> int:
+    """Return the largest inner dimension of a product with one of these operands."""
+    return max(map(_inner, following), default=1)
 
 
 def _inner(weight: Any) -> int:
