@@ -20,7 +20,6 @@ from cs_systems.measure.recorder.stacks import Line, position_of
 MOST_TEACHERS = 8
 # methods that add to a container, besides methods that end with "_"
 FILLS = {"append", "appendleft", "extend", "insert"}
-_Key = tuple[tuple[int, int], ...]
 _Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _Inner = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
@@ -35,11 +34,6 @@ class Span(NamedTuple):
         return self.begin <= other.begin and other.end <= self.end
 
 
-def _key(chain: tuple[Line, ...]) -> _Key:
-    """Return a key of own lines; a code object itself is hashed anew with all its constants, for each of many calls."""
-    return tuple((id(code), at) for code, at in chain)
-
-
 class ModelCalls:
     """Calls of the models in some steps, by the own lines around them.
 
@@ -50,22 +44,19 @@ class ModelCalls:
 
     def __init__(self) -> None:
         self.chains: dict[tuple[Line, ...], bool] = {}
-        self._added: dict[_Key, bool] = {}
-        self._without_gradients = Counter[_Key]()
+        self._without_gradients = Counter[tuple[Line, ...]]()
         self._passes = 0
         self._known: dict[tuple[Line, ...], bool] = {}
         self._backward: set[tuple[Line, ...]] = set()
         self._of_loss: dict[tuple[Line, ...], bool] = {}
 
     def add(self, chain: tuple[Line, ...], has_gradients: bool) -> None:
-        key = _key(chain)
-        self._without_gradients[key] += not has_gradients
-        if has_gradients > self._added.get(key, -1):
-            self._added[key] = self.chains[chain] = has_gradients
-            self._known.clear()
+        self.chains[chain] = self.chains.get(chain, False) or has_gradients
+        self._without_gradients[chain] += not has_gradients
+        self._known.clear()
 
     def clear(self) -> None:
-        for each in (self.chains, self._known, self._backward, self._of_loss, self._added, self._without_gradients):
+        for each in (self.chains, self._known, self._backward, self._of_loss, self._without_gradients):
             each.clear()
         self._passes = 0
 
@@ -80,7 +71,7 @@ class ModelCalls:
 
         Many calls in one pass, such as those that generate a text token by token, are no teacher's.
         """
-        if self._without_gradients[_key(chain)] > MOST_TEACHERS * self._passes:
+        if self._without_gradients[chain] > MOST_TEACHERS * self._passes:
             return False
         if chain not in self._of_loss:
             self._of_loss[chain] = any(_goes_into(chain, backward) for backward in self._backward)

@@ -98,6 +98,7 @@ class Sampler:
         self._phase_of, self._lost_s = phase_of, lost_s
         self._step: tuple[int, float, float] | None = None  # step number, start, and duration from which it is sampled
         self._samples_all = False
+        self._own = 0  # number of the recording's own tasks that run now, one inside another
         self._wakes = threading.Event()
         self._thread: threading.Thread | None = None
         self._ends = False
@@ -126,6 +127,21 @@ class Sampler:
     def pause(self) -> None:
         """Sample nothing until the next step begins."""
         self._step = None
+
+    def own_begins(self) -> None:
+        """Take no sample until `own_ends`, because the recording itself works."""
+        self._own += 1
+
+    def own_ends(self, own_s: float) -> None:
+        """Leave the time of the recording's own work out of the step and of its next sample."""
+        self._own -= 1
+        if self._own:
+            return
+        last_s, *totals_s = self._last
+        self._last = last_s + own_s, totals_s[0], totals_s[1]
+        if self._step is not None:
+            number, begin_s, limit_s = self._step
+            self._step = number, begin_s + own_s, limit_s
 
     def sample_all(self, wanted: bool) -> None:
         """Begin or end sampling each step from its start."""
@@ -182,7 +198,7 @@ class Sampler:
         """Take a sample in the main thread, whose stack cannot change meanwhile."""
         asked, self._asked = self._asked, None
         step, now = self._step, time.perf_counter()
-        if step is None or self._ends or self._left_s() > 0 or asked is None:
+        if step is None or self._ends or self._own or self._left_s() > 0 or asked is None:
             return 0
         number, begin_s, limit_s = step
         waited_s, lost_s = self._waiting.total_s() if self._waiting else 0.0, self._lost_s()

@@ -137,10 +137,13 @@ class Watch(Observer):
     def own_time(self) -> Iterator[None]:
         """Exclude the time in this context, which the recording itself takes, from the current step."""
         begin_s, queued_s, cpu_s = time.perf_counter(), self._queue.total_s(), time.process_time()
+        self._sampler.own_begins()
         try:
             yield
         finally:
-            self._own_s += time.perf_counter() - begin_s
+            lasted_s = time.perf_counter() - begin_s
+            self._sampler.own_ends(lasted_s)
+            self._own_s += lasted_s
             self._queued_before_s += self._queue.total_s() - queued_s
             self._cpu_before_s += time.process_time() - cpu_s
 

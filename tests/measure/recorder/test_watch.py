@@ -400,3 +400,25 @@ def test_period_of_slow_steps_goes_on_across_a_profile() -> None:
     watch.close()
     assert (len(usual.positions), usual.median_s) == (51, 0.01)
     assert (slow.every, slow.positions) == (10, (9, 19, 29, 39, 49, 59))
+
+
+def test_recordings_own_work_is_not_sampled() -> None:
+    def works(seconds: float) -> None:
+        end_s = time.perf_counter() + seconds
+        while time.perf_counter() < end_s:
+            pass
+
+    watch = Watch(resolve("cpu"), lambda: None)
+    watch.step_ended()
+    watch.sample_all(True)
+    watch.step_ended()
+    for _ in range(20):
+        works(0.01)
+        with watch.own_time():
+            works(0.05)
+    watch.step_ended()
+    samples = watch._sampler.samples
+    watch.close()
+    assert samples
+    # 0.2 s are the program's on an idle machine, and 1 s is not
+    assert sum(each.time_s for each in samples) < watch.durations_s[-1] + 0.1
