@@ -7,7 +7,7 @@ there is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple, TypedDict
 
@@ -144,9 +144,9 @@ def clocks_ahead(job: Merged) -> dict[int, float]:
     Ranks that no collective connects to the first are placed by the recorded clocks of their hosts, if these are known.
     """
     began_s = {one.rank: one.job.began_s for one in job.ranks}
-    origin_s, found = began_s[job.ranks[0].rank], dict[int, float]()
+    origin_s, found, groups = began_s[job.ranks[0].rank], dict[int, float](), _groups(job)
     for rank, offset_s in job.offset_s.items():
-        reference_s = began_s[min(_connected(job, rank))]  # of the clock that the offset refers to
+        reference_s = began_s[min(_connected(groups, rank))]  # of the clock that the offset refers to
         found[rank] = offset_s + (0.0 if origin_s is None or reference_s is None else origin_s - reference_s)
     return found
 
@@ -155,7 +155,7 @@ def clocks(job: Merged) -> str:
     """Return a sentence on how the ranks' clocks are aligned, and how well."""
     ends = [max(match.end_s.values()) - min(match.end_s.values()) for match in _aligning(job)]
     first = job.ranks[0].rank
-    alone = sorted({one.rank for one in job.ranks} - _connected(job, first))
+    alone = sorted({one.rank for one in job.ranks} - _connected(_groups(job), first))
     text = ""
     if ends:
         text = (
@@ -177,9 +177,14 @@ def _aligning(job: Merged) -> list[Match]:
     return [match for match in job.matches if match.any.name in TOGETHER] or [*job.matches]
 
 
-def _connected(job: Merged, rank: int) -> set[int]:
+def _groups(job: Merged) -> set[frozenset[int]]:
+    """Return the sets of ranks whose clocks a collective aligns."""
+    return {frozenset(match.calls) for match in _aligning(job)}
+
+
+def _connected(groups: Collection[frozenset[int]], rank: int) -> set[int]:
     """Return the ranks whose clocks are aligned with that of one rank, itself included."""
-    found, groups = {rank}, {frozenset(match.calls) for match in _aligning(job)}
+    found = {rank}
     while near := {other for group in groups if group & found for other in group} - found:
         found |= near
     return found
