@@ -16,7 +16,7 @@ FAMILIES = ("elementwise", "copy", "norm")  # bound by memory, and fused into th
 class FusableRow(TypedDict):
     """Runs of at least two such kernels in a mean step: kernels, their time, and that without each run's longest."""
 
-    kernels_per_step: float
+    fusable_per_step: float
     time_s: float
     saved_s: float
 
@@ -33,7 +33,7 @@ def fusable_runs(profile: Profile) -> FusableRow:
     order = np.lexsort((kernels.start_s, kernels.stream, kernels.device))
     is_one, lasts_s = chosen[order], (kernels.end_s - kernels.start_s)[order]
     if not is_one.any():
-        return {"kernels_per_step": 0.0, "time_s": 0.0, "saved_s": 0.0}
+        return {"fusable_per_step": 0.0, "time_s": 0.0, "saved_s": 0.0}
     place = np.stack([kernels.device, kernels.stream, number])[:, order]
     begins = np.append(True, ~(is_one[1:] & is_one[:-1] & (place[:, 1:] == place[:, :-1]).all(0)))
     first = np.flatnonzero(begins)
@@ -41,7 +41,7 @@ def fusable_runs(profile: Profile) -> FusableRow:
     whole_s, most_s = np.add.reduceat(lasts_s, first), np.maximum.reduceat(lasts_s, first)
     runs = is_one[first] & (count > 1)
     return {
-        "kernels_per_step": float(count[runs].sum()) / steps,
+        "fusable_per_step": float(count[runs].sum()) / steps,
         "time_s": float(whole_s[runs].sum()) / steps,
         "saved_s": float((whole_s - most_s)[runs].sum()) / steps,
     }

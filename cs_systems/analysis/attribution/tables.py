@@ -444,7 +444,7 @@ def cpu_updates(profile: Profile, costs: Costs = NO_COSTS) -> list[OffloadRow]:
 def fusable(profile: Profile, costs: Costs = NO_COSTS) -> list[FusableRow]:
     """Return the runs of elementwise kernels, copies and norms; no row without any."""
     found = fusable_runs(profile)
-    return [found] if found["kernels_per_step"] else []
+    return [found] if found["fusable_per_step"] else []
 
 
 @table("kernels that read or write attention's scores in memory, per step")
