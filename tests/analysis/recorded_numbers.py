@@ -612,7 +612,7 @@ def of_many(make: Callable[[Any], Any], seeds: Iterable[Any]) -> dict[str, list[
         for place, number in _numbers(make(seed)):
             sums = found[place]
             sums[:] = sums[0] + 1, sums[1] + number, sums[2] + (at + sums[0]) * number
-    return found
+    return dict(sorted(found.items()))
 
 
 def _numbers(value: Any, place: str = "") -> Iterator[tuple[str, float]]:
