@@ -144,24 +144,28 @@ def joined(
     records: Sequence[RunRecord] = (),
     others: Sequence[RunRecord] = (),
     answer: Answer | None = None,
+    opening: str = "",
+    output: Path | None = None,
 ) -> str:
     """Return the texts as one text: joined, or as the parts of a document (HTML with its title and pictures, JSON).
 
     A page or a JSON document has `answer`, or the diagnoses of the records, and the origin of the records and of
-    `others`.
+    `others`. `opening` is a sentence that comes first where a format has room for it, as wide as `output` is.
     """
-    if format not in ("html", "json"):
-        return "\n".join(texts)
-    from cs_systems.analysis.diagnosis import diagnose
-    from cs_systems.report import origins
+    from cs_systems.analysis.diagnosis import NO_ANSWER, diagnose
+    from cs_systems.report import diagnoses, origins
 
+    if format not in ("html", "json"):
+        first = diagnoses.text(NO_ANSWER, format, terminal_width(output), opening) if format in diagnoses.IN else ""
+        return first + "\n".join(texts)
     origin = origins.lines([*records, *others])
     found = answer or diagnose(records)
     if format == "json":
-        return "\n".join([document.answer(found), *map(document.note, origin), *texts])
+        said = [document.note(opening)] if opening else []
+        return "\n".join([document.answer(found), *said, *map(document.note, origin), *texts])
     from cs_systems.report.pages.tables import page
 
-    return page(title, texts, pictures=pictures, answer=found, origin=origin)
+    return page(title, texts, pictures=pictures, answer=found, origin=origin, opening=opening)
 
 
 def told_apart(a: Path, b: Path) -> tuple[str, str]:

@@ -163,12 +163,13 @@ def document_text(
     sections: Sequence[Section],
     output: Path | None,
     answer: Answer | None = None,
-    doubt: str | None = None,
+    opening: str | None = None,
 ) -> list[str]:
     """Return the diagnoses, the heading and the tables.
 
-    `doubt` is the line of the heading that qualifies all numbers: it comes first, and for CSV it goes to standard
-    error. On a terminal the heading is printed as lines; in other formats as notes, which every format escapes.
+    `opening` is a sentence about all numbers, or the line of the heading that qualifies them: it comes first, and for
+    CSV it goes to standard error. On a terminal the heading is printed as lines; in other formats as notes, which every
+    format escapes.
     """
     from cs_systems.analysis.diagnosis import NO_ANSWER
     from cs_systems.core.printable import plain
@@ -177,10 +178,10 @@ def document_text(
 
     begin = ""
     if format in diagnoses.IN:
-        begin = diagnoses.text(NO_ANSWER if answer is None else answer, format, terminal_width(output), doubt)
-        heading = [sentence for sentence in heading if sentence != doubt]
-    elif format == "csv" and doubt:
-        print(plain(doubt), file=sys.stderr)
+        begin = diagnoses.text(NO_ANSWER if answer is None else answer, format, terminal_width(output), opening)
+        heading = [sentence for sentence in heading if sentence != opening]
+    elif format == "csv" and opening:
+        print(plain(opening), file=sys.stderr)
     if format == "terminal":
         width = text_width(terminal_width(output))
         fill = partial(_filled, width=width)
@@ -202,13 +203,13 @@ def answer_text(
     heading: Sequence[str],
     sections: Sequence[Section],
     answer: Answer | None = None,
-    doubt: str | None = None,
+    opening: str | None = None,
 ) -> list[str]:
     """Return `document_text`; on a terminal, the short answer unless options ask for more."""
     if not is_short(args):
-        return document_text(args.format, heading, sections, args.output, answer, doubt)
+        return document_text(args.format, heading, sections, args.output, answer, opening)
     shown = shortened(sections)
-    text = document_text(args.format, heading, shown, args.output, answer, doubt)
+    text = document_text(args.format, heading, shown, args.output, answer, opening)
     if args.format == "json":
         return [*text, document.more(_cut(sections, shown))]
     text[-1] += closing(sections, shown, answer, args.output)

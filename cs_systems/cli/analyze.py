@@ -164,8 +164,11 @@ def _tables_of_traces(args: Analyze, sources: Sequence[Source]) -> str:
         origin = recorded(sources[0], profiles[0])
         return render(view(profiles[0]), shown, title, _answer(profiles[0]), origin, replayed(profiles[0]))
     if compares:
+        from cs_systems.analysis.comparison.profiles import opening
+
         title = compared(sources[0].path, sources[1].path)
-        return joined(_comparison(args, tables, sources, profiles), args.format, title)
+        texts = _comparison(args, tables, sources, profiles)
+        return joined(texts, args.format, title, opening=opening(*profiles), output=args.output)
     return "\n".join(_analysis(args, tables, sources[0], profiles[0]))
 
 

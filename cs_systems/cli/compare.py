@@ -86,8 +86,6 @@ TIMES = ("a_s", "b_s")
 MEDIANS = "baseline, candidate: medians over all rounds; ratio: candidate over baseline"
 TOP = 10  # rows of a difference, without the sum
 PROFILED = "kernel times under a profiler: use them for shares and causes, not as timings"
-# Above this, the comparison could not even detect a doubling, so "no difference" would mislead.
-HOPELESS = 1.0
 EXIT_FAILED_ON = 1
 FAILURES = ("slower", "larger")
 
@@ -130,7 +128,7 @@ def run(args: Compare) -> int:
         format = cast("_output.Format", args.format)
         both = analyze.ARGS((args.a, args.b), format=format, output=args.output, open=args.open)
         return analyze.run(both, merges=False)
-    from cs_systems.analysis.comparison.runs import profiled_pairs, undisturbed
+    from cs_systems.analysis.comparison.runs import opening, profiled_pairs, undisturbed
     from cs_systems.report.reading import some_records
     from cs_systems.report.tables import document
 
@@ -163,20 +161,23 @@ def run(args: Compare) -> int:
         texts += [_profiles(args, *pair, totals, cut) for pair in pairs]
     if args.format == "json" and not args.all:
         texts.append(document.more({name: count for name, count in totals.items() if name in cut}))
-    text = joined(texts, args.format, compared(args.a, args.b), pictures, others=[*a, *b])
+    first = opening(found.rows) if found else ""
+    text = joined(
+        texts, args.format, compared(args.a, args.b), pictures, others=[*a, *b], opening=first, output=args.output
+    )
     deliver(text, args.format, args.output, args.open)
     return _status(found, args.fail_on)
 
 
 def _status(found: Comparison | None, fail_on: Sequence[str]) -> int:
     """Return the exit status, and print on standard error which cells caused it."""
-    from cs_systems.analysis.comparison.runs import is_larger
+    from cs_systems.analysis.comparison.runs import is_larger, said
 
     failing = [
         f"{row['cell']}, {row['phase']}: {name}"
         for row in (found.rows if found else ())
         for name in fail_on
-        if (row["verdict"] == name and not _is_noisy(row)) or (name == "larger" and is_larger(row))
+        if said(row) == name or (name == "larger" and is_larger(row))
     ]
     for line in dict.fromkeys(failing):
         print(visible(line), file=sys.stderr)
@@ -184,9 +185,10 @@ def _status(found: Comparison | None, fail_on: Sequence[str]) -> int:
 
 
 def _pictures(found: Comparison) -> list[tuple[str, str]]:
+    from cs_systems.analysis.comparison.runs import TOO_NOISY, said
     from cs_systems.report.figures import plot, ratios
 
-    rows = [row for row in found.rows if not _is_noisy(row)]
+    rows = [row for row in found.rows if said(row) != TOO_NOISY]
     title = "time of the candidate over the baseline's, with its 95% interval"
     return [(title, plot.drawn_svg(lambda: ratios.ratios(rows), "ratios"))] if rows else []
 
@@ -285,11 +287,11 @@ def _parts(cell: str) -> list[tuple[str, str]]:
 
 def _summary(comparison: Comparison, table: str, notes: Sequence[str]) -> str:
     """Return GitHub Markdown: a heading with the verdicts, the table, and the notes in a collapsed section."""
-    from cs_systems.analysis.comparison.runs import is_larger
+    from cs_systems.analysis.comparison.runs import VERDICTS, is_larger, said
 
-    verdicts = Counter("too noisy" if _is_noisy(row) else row["verdict"] for row in comparison.rows)
+    verdicts = Counter(map(said, comparison.rows))
     verdicts["larger"] = sum(map(is_larger, comparison.rows))
-    order = ("slower", "larger", "faster", "no difference", "too noisy", "unknown")
+    order = (VERDICTS[0], "larger", *VERDICTS[1:])
     counts = ", ".join(f"{verdicts[name]} {name}" for name in order if verdicts[name])
     folded = "".join(f"- {note}\n" for note in notes)
     return f"### {counts}\n\n{table}\n<details><summary>Notes</summary>\n\n{folded}\n</details>\n"
@@ -297,8 +299,10 @@ def _summary(comparison: Comparison, table: str, notes: Sequence[str]) -> str:
 
 def _readable(row: ComparisonRow) -> ShownRow:
     """Return the columns to print: the ratio with its interval in one column, and the least detectable difference."""
+    from cs_systems.analysis.comparison.runs import TOO_NOISY, said
+
     low, high, resolution = row["ratio_low"], row["ratio_high"], row["resolution"]
-    noisy = _is_noisy(row)
+    noisy = said(row) == TOO_NOISY
     return {
         "cell": row["cell"],
         "phase": row["phase"],
@@ -312,9 +316,5 @@ def _readable(row: ComparisonRow) -> ShownRow:
         "b_bytes": row["b_peak_bytes"],
         "a_j": row["a_step_j"],
         "b_j": row["b_step_j"],
-        "verdict": "too noisy" if noisy else row["verdict"],
+        "verdict": said(row),
     }
-
-
-def _is_noisy(row: ComparisonRow) -> bool:
-    return row["resolution"] is not None and row["resolution"] > HOPELESS

@@ -12,23 +12,23 @@ from cs_systems.report.tables.formats import paragraph, text_width
 IN = ("terminal", "markdown", "json")  # formats with room for sentences; a page has its own list
 
 
-def sentences(answer: Answer, doubt: str | None = None) -> list[str]:
+def sentences(answer: Answer, opening: str | None = None) -> list[str]:
     """Return the sentences of an answer; empty if there was nothing to judge.
 
-    doubt: a sentence about all numbers, which comes first.
+    opening: a sentence about all numbers, which comes first.
     """
-    return [plain(sentence) for sentence in [*filter(None, [doubt, answer.verdict]), *answer.causes, *answer.others]]
+    return [plain(sentence) for sentence in [*filter(None, [opening, answer.verdict]), *answer.causes, *answer.others]]
 
 
-def text(answer: Answer, format: str = "terminal", width: int | None = None, doubt: str | None = None) -> str:
+def text(answer: Answer, format: str = "terminal", width: int | None = None, opening: str | None = None) -> str:
     """Return the causes as a numbered list, then the other sentences, with an empty line after them.
 
-    width: columns of the terminal; None means the width of a file or a pipe. doubt: a sentence about all numbers, which
-    comes first.
+    width: columns of the terminal; None means the width of a file or a pipe. opening: a sentence about all numbers,
+    which comes first.
     """
     if format == "json":
-        return (document.note(doubt) if doubt else "") + document.answer(answer)
-    first = f"{_line('', doubt, format, width)}\n\n" if doubt else ""
+        return (document.note(opening) if opening else "") + document.answer(answer)
+    first = f"{_line('', opening, format, width)}\n\n" if opening else ""
     lines = [_line("", answer.verdict, format, width)] if answer.verdict else []
     lines += [_line(f"{n}. ", each, format, width) for n, each in enumerate(answer.causes, 1)]
     lines += [_line("", each, format, width) for each in answer.others]

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
+from statistics import mean
 from typing import Annotated, TypedDict, cast
 
 from cs_systems.analysis.attribution.kernel_families import family
 from cs_systems.analysis.attribution.profile import Profile
-from cs_systems.analysis.attribution.tables import ALL
+from cs_systems.analysis.attribution.tables import ALL, mean_step_s, steps
 from cs_systems.analysis.comparison import SIDES
 from cs_systems.analysis.comparison.runs import different
 from cs_systems.config import ConfigError, Phase
 from cs_systems.core.range_names import SPLITS, UNATTRIBUTED
 from cs_systems.core.statistics import excess_s
 from cs_systems.core.tables import Column, Row, Table
+from cs_systems.core.units import human
 from cs_systems.record import RunRecord
 
 # share of kernel time; above this difference, the layers of one side are known better than those of the other
 UNEQUAL = 0.05
+MOST_FAMILIES = 3  # named in the sentence about a difference
+FEW = 0.1  # of the largest difference: smaller ones are not named
 
 
 class _Change(TypedDict):
@@ -66,6 +70,41 @@ def difference(a: Profile, b: Profile, by: str) -> list[DifferenceRow]:
         if not profile.trace.kernels:
             raise ConfigError(f"{profile.trace.source} contains no kernels; compare traces of a GPU")
     return _rows(_times(a, by), _times(b, by), by)
+
+
+def opening(a: Profile, b: Profile) -> str:
+    """Return the difference of a mean step in a sentence: wall time, idle time and the families of kernels.
+
+    It speaks of the first device. Without idle times, as in an incomplete trace, it speaks of the wall time alone.
+    """
+    (a_s, a_idle_s), (b_s, b_idle_s) = map(_mean_step, (a, b))
+    if not a_s or not b_s:
+        return ""
+    said = f"a step of the candidate takes {human(b_s, 's')} instead of {human(a_s, 's')} ({b_s / a_s - 1:+.0%})"
+    same = a.trace.profiler == b.trace.profiler
+    said += f", {'both with the overhead of the profiler' if same else 'with the different overheads of two profilers'}"
+    if a_idle_s is None or b_idle_s is None:
+        return said
+    families = difference(a, b, "family")[:-1]
+    most_s = max((abs(row["difference_s"] or 0.0) for row in families), default=0.0)
+    shown = [row for row in families if most_s and abs(row["difference_s"] or 0.0) > FEW * most_s][:MOST_FAMILIES]
+    named = ", ".join(f"{row['family']} {_signed(row['difference_s'] or 0.0)}" for row in shown)
+    busy_s = (b_s - b_idle_s) - (a_s - a_idle_s)
+    idle = f"{_signed(b_idle_s - a_idle_s)} without a kernel on the GPU"
+    return f"{said}: {idle}, {_signed(busy_s)} with one" + f" ({named})" * bool(named)
+
+
+def _mean_step(profile: Profile) -> tuple[float | None, float | None]:
+    """Return the mean wall time of a step and the first device's idle time in it, None where unknown."""
+    rows = [row for row in steps(profile) if row["device"] == profile.devices[0]] if profile.devices else []
+    mean_s = mean_step_s(rows)
+    if mean_s is None or any(row["busy_share"] is None for row in rows):
+        return mean_s, None
+    return mean_s, mean(row["wall_s"] * (1 - (row["busy_share"] or 0.0)) for row in rows)
+
+
+def _signed(change_s: float) -> str:
+    return f"{'−' if change_s < 0 else '+'}{human(abs(change_s), 's')}"
 
 
 def difference_of_records(a: RunRecord, b: RunRecord, by: str) -> list[DifferenceRow]:

@@ -7,7 +7,8 @@ against flash, fp32 against bf16). Cells are matched on all other fields.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path, PurePath
@@ -57,6 +58,10 @@ class ComparisonRow(TypedDict):
     a_step_j: Annotated[float | None, Column("baseline energy")]
     b_step_j: Annotated[float | None, Column("candidate energy")]
 
+
+TOO_NOISY = "too noisy"
+VERDICTS = ("slower", "faster", "no difference", TOO_NOISY, "unknown")
+HOPELESS = 1.0  # above this, a comparison could not even detect a doubling, so "no difference" would mislead
 
 COMPARED = Table("compared", ComparisonRow, "times, candidate compared with baseline")
 
@@ -320,6 +325,28 @@ def _row(a: Sequence[RunRecord], b: Sequence[RunRecord], phase: str, without: Co
         "a_step_j": _energy(a),
         "b_step_j": _energy(b),
     }
+
+
+def said(row: ComparisonRow) -> str:
+    """Return the verdict of a row, or that its noise could hide even a doubling."""
+    return TOO_NOISY if row["resolution"] is not None and row["resolution"] > HOPELESS else row["verdict"]
+
+
+def opening(rows: Sequence[ComparisonRow]) -> str:
+    """Return the comparison in a sentence: how many times changed, and the largest sure change; "" without rows."""
+    verdicts = Counter(map(said, rows))
+    counts = ", ".join(f"{verdicts[name]} {name}" for name in VERDICTS if verdicts[name])
+    sure = [row for row in rows if said(row) in ("slower", "faster")]
+    if not sure:
+        return f"no change of the candidate is sure: {counts}" if rows else ""
+    most = max(sure, key=lambda row: abs(math.log(row["ratio"])))
+    place = f"{most['cell']}, {most['phase']}"
+    low, high = most["ratio_low"], most["ratio_high"]
+    spread = "" if low is None or high is None else f" ({low:.3f} … {high:.3f})"
+    ratio = f"{most['ratio']:.3f}{spread} times the baseline's time"
+    if len(rows) == 1:
+        return f"the candidate is {said(most)}: {ratio} ({place})"
+    return f"of {len(rows)} times of the candidate: {counts}; most changed: {place}: {ratio}"
 
 
 def is_larger(row: ComparisonRow) -> bool:

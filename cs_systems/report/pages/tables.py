@@ -39,6 +39,7 @@ def page(
     pictures: Sequence[Picture] = (),
     answer: Answer = NO_ANSWER,
     origin: Sequence[str] = (),
+    opening: str = "",
 ) -> str:
     """Return the page.
 
@@ -48,12 +49,13 @@ def page(
         facts: numbers to show first, by name.
         pictures: figures to show before the sections.
         answer: the sentences that the page begins with, and their plan.
+        opening: a sentence before them.
         origin: sentences at its end: when, by which commands and where its records were made.
     """
     values = {
         "title": title,
         "facts": facts,
-        "diagnoses": sentences(answer),
+        "diagnoses": sentences(answer, opening),
         "plan": plan.picture(answer),
         "sections": [Markup(text) for text in texts],
         "origin": origin,

@@ -185,7 +185,10 @@ def test_output_file_shows_both_sides_in_one_unit(tmp_path: Path, capsys: pytest
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", f"markdown: {page}\n")
     assert "interval: 95% confidence interval of the ratio, from rounds" in page.read_text()
-    heading = page.read_text().splitlines()[2]
+    first, _, _, _, heading, *_ = page.read_text().splitlines()
+    assert re.fullmatch(
+        r"the candidate is slower: 1\.333 \(1\.\d+ … 1\.\d+\) times the baseline's time \(.*, step\)", first
+    )
     assert ("baseline (s)" in heading) == ("candidate (s)" in heading)
     assert ("baseline (ms)" in heading) == ("candidate (ms)" in heading)
     assert "| ratio |" in re.sub(r" +", " ", heading)
@@ -332,11 +335,12 @@ def test_table_of_one_phase_fits_80_columns(
     recorded = str(Path(__file__).parents[3] / "profiles" / "step_time")
     assert main(["compare", recorded, recorded]) == 0
     printed = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    first = "no change of the candidate is sure: 44 no difference, 4 too noisy"
     caption = (
         "step time, candidate compared with baseline; same configuration in both; in all cells: batch 4 · naive · "
         "train-step"
     )
-    assert printed.replace("\n", " ").startswith(caption)
+    assert printed.replace("\n", " ").startswith(f"{first}  {caption}")
     lines = printed.splitlines()
     assert max(map(len, lines)) <= 80
     assert any(line.startswith("small ctx 128 · ") for line in lines)
