@@ -205,4 +205,21 @@ def _text(args: Report, records: list[RunRecord], advice: Advice | None) -> str:
         from cs_systems.report.tables import records_document
 
         made += records_document.more(records)
-    return diagnoses.text(diagnose(records), format, width) + table + (f"\n{made}" if made else "")
+    text = diagnoses.text(diagnose(records), format, width) + table + (f"\n{made}" if made else "")
+    if advice is None:
+        return text
+    return _searched(advice, format, width) + (text if records or format == "json" else "")
+
+
+def _searched(advice: Advice, format: str, width: int | None) -> str:
+    """Return the answer of a search: its sentences, the kept levers and the other options."""
+    from cs_systems.report.advice import OTHERS, WATERFALL
+    from cs_systems.report.tables.formats import paragraph
+    from cs_systems.report.tables.rows import render_table
+
+    tables = [(WATERFALL[advice.goal], advice.waterfall), (OTHERS, advice.others)]
+    said = "".join(paragraph(sentence, format) for sentence in advice.sentences)
+    return (
+        "\n".join([said, *(render_table(*each, format, (), width, width is not None) for each in tables if each[1])])
+        + "\n"
+    )

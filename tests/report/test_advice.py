@@ -14,6 +14,8 @@ from cs_systems.report.figures import plot
 from cs_systems.report.figures.waterfall import waterfall
 from tests.report import browser
 
+ROOT = Path(__file__).parents[2]
+
 
 def trial(lever: str, **others: Any) -> dict[str, Any]:
     texts = {"lever": lever, "change": "", "status": "kept", "numbers": "", "reason": "", "processes": 1}
@@ -69,6 +71,10 @@ def test_report_draws_the_waterfall_of_a_search_and_shows_it_in_the_page(
     texts = browser.texts_between_tags(page)
     assert {"search", "after each kept lever", "kept, each on top of those above it", "no gain"} <= texts
     assert "<tf32>" not in page
+    assert main(["report", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("3.60 (3.50 … 3.70) times as fast as the start")
+    assert printed.index("kept, each on top of") < printed.index("not kept") < printed.index("train-step")
     (folder / "advice.json").unlink()
     assert main(["report", str(folder), "--figure", str(tmp_path / "w.svg"), "--figure-kind", "waterfall"]) == 2
     assert "has no waterfall; cs-systems advise writes one" in " ".join(capsys.readouterr().err.split())
@@ -79,3 +85,10 @@ def test_a_malformed_answer_is_refused(given: dict[str, Any], tmp_path: Path) ->
     folder = folder_with(tmp_path, **given)
     with pytest.raises(ValueError, match="is not the answer of cs-systems advise"):
         read(folder)
+
+
+def test_committed_search_is_reported_without_its_records(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(ROOT / "profiles" / "advise"), "--format", "markdown"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("12.64 (9.91 … 16.14) times as fast as the start")
+    assert printed.count("\n|") == 2 * 2 + 7 + 3
