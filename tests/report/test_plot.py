@@ -156,6 +156,13 @@ def test_memory_figure_shows_prediction_for_oom_cell(build: Build) -> None:
     assert isnan(missing[0])
 
 
+def test_memory_figure_draws_cells_without_timed_steps(build: Build) -> None:
+    records = [build(attention_config("naive", seq), 1e-4, 1e9, seq * 2**20) for seq in (128, 256)]
+    untimed = [replace(r, measurement=replace(r.measurement, samples=())) for r in records if r.measurement]
+    (axes,) = plot.figure(untimed, "memory").axes
+    assert [*axes.get_lines()[0].get_ydata()] == [128, 256]
+
+
 @pytest.mark.parametrize("kind", ["phases", "rate", "time", "memory", "warmup"])
 def test_no_text_is_cut_or_overlaps(kind: str, train_records: list[RunRecord]) -> None:
     assert problems(plot.figure(train_records, kind)) == []

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TICKS_WIDTH = 70  # most characters of all tick labels in the width of a figure
 # Columns that curves are drawn from.
-DRAWN = ("median_s", "p10_s", "p90_s", "model_flops_per_s", "peak_allocated_bytes", "predicted_peak_bytes")
+DRAWN = ("fitted", "median_s", "p10_s", "p90_s", "model_flops_per_s", "peak_allocated_bytes", "predicted_peak_bytes")
 Draw = Callable[["Axes", list[float], "pd.DataFrame", dict[str, Any]], None]
 
 
@@ -68,7 +68,7 @@ def memory(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     unit = units.best_unit(units.SCALES["_bytes"], data["peak_allocated_bytes"].dropna().astype(float))
 
     def draw(axes: Axes, x: list[float], points: pd.DataFrame, style: dict[str, Any]) -> None:
-        fits = points["median_s"].notna()
+        fits = points["fitted"].notna()
         predicted = points["predicted_peak_bytes"] / unit.factor
         axes.plot(x, points["peak_allocated_bytes"].where(fits) / unit.factor, **style)
         axes.plot(x, predicted, color=style["color"], linestyle=":", linewidth=1.2)
@@ -103,10 +103,12 @@ def _curves(
     along = str(_along(data))
     rows = in_order(data[(data["phase"] == STEP) | (failed & data["phase"].isna())])
     apart, with_it = _apart(rows, along, [name for name in varying(data)[0] if name not in (along, "repeat", "mode")])
-    rows = rows.assign(curve=labels(rows, apart), mode=rows["mode"].fillna(""))
-    measured = [*dict.fromkeys(rows.loc[rows["median_s"].notna(), "curve"])]
+    is_ok = rows["status"] == "ok"
+    fitted = is_ok.astype(float).where(is_ok)
+    rows = rows.assign(curve=labels(rows, apart), mode=rows["mode"].fillna(""), fitted=fitted)
+    measured = [*dict.fromkeys(rows.loc[is_ok, "curve"])]
     styles = curve_styles(measured)
-    modes = [*dict.fromkeys(rows.loc[rows["median_s"].notna(), "mode"])]
+    modes = [*dict.fromkeys(rows.loc[is_ok, "mode"])]
     known = [*dict.fromkeys(rows[along].dropna())]
     places = (
         {size: float(i) for i, size in enumerate(known)} if along == "size" else {x: float(x) for x in sorted(known)}
