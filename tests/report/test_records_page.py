@@ -104,6 +104,11 @@ def test_page_sorts_and_filters_table(page: str, tmp_path: Path) -> None:
     ]
 
 
+def test_only_long_tables_have_a_field_to_filter_them(train_records: list[RunRecord]) -> None:
+    texts = [html.render(train_records[:most]) for most in (10, 12)]
+    assert ['data-filters="results-0"' in text for text in texts] == [False, True]
+
+
 @pytest.mark.chromium
 def test_notes_wrap_and_options_do_not(page: str, tmp_path: Path) -> None:
     """At 1280 px no note of a caveat is cut, and at 400 px no option breaks after its dashes."""

@@ -26,6 +26,8 @@ FOLDER = Path(__file__).parent
 UNUSUAL = re.compile(r"[^\x20-\x7e\n]+")  # also covers characters in foreign names that change the direction of text
 HEADING = re.compile(r"<h2>(.*?)</h2>", re.DOTALL)
 LEAST_LISTED = 4  # sections of a page with a list of its contents
+MOST_UNFILTERED = 10  # rows that are found without a field to filter them
+WIDE = 24  # characters of a word that breaks where there is little room
 OPTION = re.compile(r"(?<![\w/=-])(?:--[a-z][\w-]*|cs-systems\b)")
 
 
@@ -41,6 +43,11 @@ class Cell(NamedTuple):
     full: str
     sort_key: Any
     note: bool = False
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether a word of the text is too long for a phone or a printed page."""
+        return max(map(len, self.text.split()), default=0) > WIDE
 
 
 class Section(NamedTuple):
@@ -93,6 +100,7 @@ def _environment() -> Environment:
     made.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     made.filters |= {"plain": plain, "prose": _prose, "counted": counted, "rows": _rows, "note_first": _note_first}
     made.globals["source"] = lambda name: Markup((FOLDER / name).read_text(encoding="utf-8"))
+    made.globals["most_unfiltered"] = MOST_UNFILTERED
     made.globals["palette"] = lambda: Markup(palette.css())
     return made
 
