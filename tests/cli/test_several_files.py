@@ -95,12 +95,16 @@ def test_ranks_listings_and_comparisons_have_pages(
     ranks = [write(tmp_path, rank) for rank in range(3)]
     trace = folder / "b.json.gz"
     for words, title, texts in (
-        (["analyze", *ranks], f"3 ranks of {tmp_path}/", ["is transfer between ranks", "ranks, per step"]),
-        (["analyze", folder], f"Files of {folder}", ["contents of the files", "a.sqlite"]),
+        (["analyze", *ranks], f"3 ranks of {tmp_path}/", ["is transfer between ranks", "Ranks, per step"]),
+        (
+            ["analyze", folder],
+            f"Files of {folder}",
+            ["these files are not known to be ranks of one job", "Contents of the files", "a.sqlite"],
+        ),
         (["analyze", trace, trace], "b.json.gz compared with b.json.gz", ["change"]),
         (["compare", trace, trace], "b.json.gz compared with b.json.gz", ["change"]),
-        (["snapshot", snapshot_path, snapshot_path], "compared with", ["memory at the peak by category"]),
-        (["snapshot", *[snapshot_path] * 3], "Memory of 3 snapshots", ["peaks of the snapshots"]),
+        (["snapshot", snapshot_path, snapshot_path], "compared with", ["Memory at the peak by category"]),
+        (["snapshot", *[snapshot_path] * 3], "Memory of 3 snapshots", ["Peaks of the snapshots"]),
     ):
         text = Page(shown([*words, "--format", "html"], capsys)).text
         assert [part for part in (title, *texts) if part not in text] == []

@@ -92,3 +92,11 @@ def test_committed_search_is_reported_without_its_records(capsys: pytest.Capture
     printed = capsys.readouterr().out
     assert printed.startswith("12.64 (9.91 … 16.14) times as fast as the start")
     assert printed.count("\n|") == 2 * 2 + 7 + 3
+
+
+def test_page_of_a_search_without_records_begins_with_its_answer_and_has_no_empty_parts(tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    assert main(["report", str(ROOT / "profiles" / "advise"), "--format", "html", "--output", str(file)]) == 0
+    page = browser.Page(file.read_text()).text
+    assert page.index("12.64 (9.91 … 16.14) times as fast") < page.index("Kept, each on top of those above it")
+    assert not [empty for empty in ("unknown device", "cells", "Reproduce", "0 configurations") if empty in page]

@@ -101,7 +101,7 @@ def test_page_of_ranks_is_self_contained_whatever_their_names_are(tmp_path: Path
     assert len(data_of(page, "ranks")["ranks"]) == 3
     text = Page(page).text
     assert "Clocks are aligned by the ends of 6 collectives." in text
-    assert "ranks, per step" in text
+    assert "Ranks, per step" in text
 
 
 @pytest.mark.chromium

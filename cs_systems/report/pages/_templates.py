@@ -28,6 +28,7 @@ HEADING = re.compile(r"<h2>(.*?)</h2>", re.DOTALL)
 LEAST_LISTED = 4  # sections of a page with a list of its contents
 MOST_UNFILTERED = 10  # rows that are found without a field to filter them
 WIDE = 24  # characters of a word that breaks where there is little room
+WORD = re.compile(r"[a-z]+(?![\w:.])")
 OPTION = re.compile(r"(?<![\w/=-])(?:--[a-z][\w-]*|cs-systems\b)")
 
 
@@ -98,7 +99,14 @@ def _environment() -> Environment:
     )
     # tojson escapes <, >, & and ', so data ends no script whatever its strings contain.
     made.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    made.filters |= {"plain": plain, "prose": _prose, "counted": counted, "rows": _rows, "note_first": _note_first}
+    made.filters |= {
+        "plain": plain,
+        "prose": _prose,
+        "capital": _capital,
+        "counted": counted,
+        "rows": _rows,
+        "note_first": _note_first,
+    }
     made.globals["source"] = lambda name: Markup((FOLDER / name).read_text(encoding="utf-8"))
     made.globals["most_unfiltered"] = MOST_UNFILTERED
     made.globals["palette"] = lambda: Markup(palette.css())
@@ -108,6 +116,11 @@ def _environment() -> Environment:
 def _prose(text: str) -> Markup:
     """Return a sentence as HTML in which command-line options and program names do not break at hyphens."""
     return Markup(OPTION.sub(r'<span class="option">\g<0></span>', str(escape(plain(text)))))
+
+
+def _capital(heading: str) -> str:
+    """Return a heading that begins with a capital letter, unless its first word is a name such as `train_step`."""
+    return heading[:1].upper() + heading[1:] if WORD.match(heading) else heading
 
 
 def _note_first(table: Table) -> Table:

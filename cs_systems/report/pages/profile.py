@@ -181,10 +181,7 @@ def _section(name: str, rows: Sequence[Row], notes: Sequence[str], kernels: Mapp
     cut = {column: _cut(column, rows) for column in declared.titles}
     if "kernel" in cut:
         cut["kernel"] |= kernels
-    caption = declared.caption
-    return _templates.Section(
-        caption[0].upper() + caption[1:], f"table-{name}", table_of(declared, rows, short=cut), notes
-    )
+    return _templates.Section(declared.caption, f"table-{name}", table_of(declared, rows, short=cut), notes)
 
 
 def _cut(column: str, rows: Sequence[Row]) -> dict[str, str]:

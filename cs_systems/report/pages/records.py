@@ -75,10 +75,10 @@ def render(records: Sequence[RunRecord], advice: Advice | None = None) -> str:
     configs = {r.key: r.config for r in records}
     answer = diagnose(records)
     values = {
-        "title": f"{_subject(records)} on {_machines(records)}",
-        "diagnoses": sentences(answer),
+        "title": f"{_subject(records)} on {_machines(records)}" if records else "Search by cs-systems advise",
+        "diagnoses": [*(advice.sentences if advice else ()), *sentences(answer)],
         "plan": plan.picture(answer),
-        "facts": _headline(records),
+        "facts": _headline(records) if records else (),
         "advice": advice and _search(advice),
         "workloads": [_workload(number, name, chosen) for number, (name, chosen) in enumerate(kinds.items())],
         "environment": [*_origin(known), *_environment(records)],
@@ -90,13 +90,12 @@ def render(records: Sequence[RunRecord], advice: Advice | None = None) -> str:
 
 
 def _search(advice: Advice) -> dict[str, Any]:
-    """Return the section of a search: its sentences, the figure and the tables."""
+    """Return the section of a search: the figure and the tables; the page begins with its sentences."""
     from cs_systems.report.pages.tables import sections
 
     tables = [(WATERFALL[advice.goal], advice.waterfall), (OTHERS, advice.others)]
     figure = plot.drawn_svg(lambda: waterfall(advice), "waterfall") if advice.waterfall else ""
     return {
-        "sentences": advice.sentences,
         "figure": Markup(figure),
         "tables": Markup(sections([table_of(declared, rows, short=_short(rows)) for declared, rows in tables if rows])),
     }

@@ -75,5 +75,4 @@ def _limits(view: View) -> list[str]:
 
 
 def _section(table: Table[Any], rows: Sequence[Row], notes: Sequence[str]) -> _templates.Section:
-    heading = table.caption[0].upper() + table.caption[1:]
-    return _templates.Section(heading, f"table-{table.name}", table_of(table, rows), notes)
+    return _templates.Section(table.caption, f"table-{table.name}", table_of(table, rows), notes)
