@@ -45,7 +45,8 @@ def collectives(profile: Profile, names_work: bool = True) -> Iterable[Collectiv
     trace, steps = profile.trace, profile.steps
     if len(trace.kernels):
         launched, kernels = trace.kernels.launched_s, trace.kernels
-        which = np.flatnonzero(is_collective(kernels) & steps_of(launched, steps)[1])
+        own = np.isin(kernels.device, profile.devices)
+        which = np.flatnonzero(is_collective(kernels) & own & steps_of(launched, steps)[1])
         names = [function.name for function in kernels.function.take(which)]
         starts, ends, launched = kernels.start_s[which], kernels.end_s[which], launched[which]
     else:
@@ -116,9 +117,10 @@ def _computing(profile: Profile, names_work: bool) -> dict[str, Intervals]:
         edges = {"": np.ones(len(work.phase), bool)}
         edges |= {phase: work.phase.codes_where(phase.__eq__) for phase in {*work.phase.values} - {UNATTRIBUTED}}
         return {label: union(work.start_s[own], work.end_s[own]) for label, own in edges.items()}
-    computes = ~is_collective(kernels)
-    starts = np.append(kernels.start_s[computes], trace.copies.start_s)
-    ends = np.append(kernels.end_s[computes], trace.copies.end_s)
+    computes = ~is_collective(kernels) & np.isin(kernels.device, profile.devices)
+    copies = trace.copies.take(np.isin(trace.copies.device, profile.devices))
+    starts = np.append(kernels.start_s[computes], copies.start_s)
+    ends = np.append(kernels.end_s[computes], copies.end_s)
     found = {"": union(starts, ends)}
     if not names_work:
         return found

@@ -1,4 +1,4 @@
-"""Rule for exposed communication: collectives run while nothing is computed.
+"""Rule for exposed communication: collectives or calls of MPI run while nothing is computed.
 
 A rank that waits for another one runs its collective meanwhile. Only the traces of all ranks separate this waiting from
 the transfer; remedies for the transfer do not shorten it.
@@ -6,10 +6,15 @@ the transfer; remedies for the transfer do not shorten it.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
+import numpy as np
+
 from cs_systems.analysis.attribution.distribution import DDP, FSDP, Distribution
+from cs_systems.analysis.attribution.gaps import idle_during
 from cs_systems.analysis.attribution.overlap import RANK_OVERLAP
 from cs_systems.analysis.comparison.loop_ranks import EXCHANGE, ExchangeRow
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
@@ -18,11 +23,12 @@ from cs_systems.config import Phase
 from cs_systems.core import plugins
 from cs_systems.core.statistics import quantile
 from cs_systems.core.tables import Row
-from cs_systems.core.units import human
+from cs_systems.core.units import counted, human
 from cs_systems.formulas.rank_layout import options_of, overlaps, splits_of
 from cs_systems.readers.forms.jobs import PAIRWISE
 
 if TYPE_CHECKING:
+    from cs_systems.analysis.attribution.profile import Profile
     from cs_systems.analysis.comparison.ranks import Merged
 
 OVERLAP = "overlap it with backward (DistributedDataParallel, FSDP; --strategy ddp_bucketed, or fsdp)"
@@ -41,6 +47,14 @@ OF_WRAPPER = {
     FSDP: ("gather and reduce in bf16 (MixedPrecisionPolicy)", "prefetch more blocks ahead"),
 }
 OF_LOOP = ("overlap it with backward (DistributedDataParallel, FSDP)", "send bf16")
+OF_SOLVER = "send what other ranks need first, from a stream of its own, and compute the rest meanwhile"
+OF_MPI = (
+    "send device memory between GPUs directly (NCCL, or an MPI that is aware of CUDA), in fewer messages, and compute "
+    "meanwhile what no other rank needs"
+)
+MPI = "MPI_"
+HOST_LATE = ("launch-bound", "host-time", "host-synchronisation", "blocking-copies", "device-allocation")
+MOST_NAMED = 2
 OF_INFERENCE = ("keep the ranks that divide a layer in one host", "send bf16")
 
 
@@ -60,7 +74,9 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if ranks := EXCHANGE.of(evidence.tables):
         return _of_loop(ranks[0], step_s)
     if evidence.config is None and evidence.distribution is not None:
-        return _of_one_rank(evidence.distribution, step_s)
+        return _of_one_rank(evidence, evidence.distribution, step_s)
+    if evidence.usual is not None and evidence.usual.profile.trace.ranges.named(lambda name: name.startswith(MPI)):
+        return _of_mpi(evidence.usual.profile, step_s)
     rows: list[Row] = list(RANK_OVERLAP.of(evidence.tables))
     left_s = min(step_s, evidence.phase_s(Phase.SYNCHRONIZE) or 0.0)
     waits = any(row.get("transfer_s") is None for row in rows)
@@ -97,15 +113,39 @@ def _of_loop(row: ExchangeRow, step_s: float) -> Diagnosis | None:
     return Diagnosis(cause, _joined([*OF_WRAPPER.get(row["wrapper"], OF_LOOP), BATCH]), step_s, step_s * (1 - share))
 
 
-def _of_one_rank(found: Distribution, step_s: float) -> Diagnosis:
+def _of_one_rank(evidence: Evidence, found: Distribution, step_s: float) -> Diagnosis:
     """Find the exposed time of the only known rank, which may include waiting.
 
-    Sends and receives belong to a pipeline.
+    Sends and receives of a program with PyTorch belong to a pipeline.
     """
-    exposed_s = found.exposed_s(call for call in found.calls if call.name not in PAIRWISE)
+    is_solver = not evidence.uses_torch
+    exposed_s = found.exposed_s(call for call in found.calls if is_solver or call.name not in PAIRWISE)
     times = f"{human(exposed_s, 's')} of {human(step_s, 's')}"
     cause = f"{exposed_s / step_s:.0%} of the traced step ({times}) is {ALONE}{WAITED}"
+    if is_solver:
+        return Diagnosis(cause, OF_SOLVER, step_s, step_s - exposed_s)
     return Diagnosis(cause, ASK, step_s, step_s - exposed_s, try_it=COMMAND)
+
+
+def _of_mpi(profile: Profile, step_s: float) -> Diagnosis | None:
+    """Find the time without a kernel in calls of MPI, which nsys records as ranges."""
+    kernels = profile.trace.kernels.take(np.isin(profile.trace.kernels.device, profile.devices))
+    times: dict[str, float] = defaultdict(float)
+    count = 0
+    for call in profile.trace.ranges.named(lambda name: name.startswith(MPI)):
+        for step in profile.steps[bisect_right(profile.steps, call.start_s, key=lambda one: one.end_s) :]:
+            if step.start_s >= call.end_s:
+                break
+            within = np.array([max(call.start_s, step.start_s)]), np.array([min(call.end_s, step.end_s)])
+            times[call.name] += float(idle_during(kernels, *within)[0]) / len(profile.steps)
+            count += call.start_s >= step.start_s
+    exposed_s = min(step_s, sum(times.values()))
+    if not exposed_s:
+        return None
+    most = sorted(times, key=lambda name: -times[name])[:MOST_NAMED]
+    calls = counted(max(1, round(count / len(profile.steps))), "call")
+    cause = f"{exposed_s / step_s:.0%} of the step no kernel runs during {calls} of MPI ({', '.join(most)}){WAITED}"
+    return Diagnosis(cause, OF_MPI, step_s, step_s - exposed_s, refines=HOST_LATE)
 
 
 def _of_job(evidence: Evidence, job: Merged) -> Diagnosis | None:

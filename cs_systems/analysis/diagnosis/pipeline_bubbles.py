@@ -22,7 +22,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     for row in EXCHANGE.of(evidence.tables):
         share = row["pairwise_share"]
         return Diagnosis(f"{share:.0%} of the step {STAGES}", REMEDY, step_s, step_s * (1 - share)) if share else None
-    if found is None or not found.in_pairs:
+    if found is None or not found.in_pairs or not evidence.uses_torch:  # a solver's exchange is no pipeline's stage
         return None
     exposed_s = found.exposed_s(found.in_pairs)
     cause = f"{exposed_s / step_s:.0%} of the step this stage of a pipeline waits in sends and receives"

@@ -307,3 +307,44 @@ def test_copies_without_a_kernel_are_told_with_their_rate() -> None:
     made.copy("HtoD pinned", 1.0, 1.5)
     made.copy("HtoD pinned", 2.0, 2.5)
     assert _copies(made.trace(), 10.0).endswith("HtoD pinned at 2e-09 GB/s; they take 10% of the time")
+
+
+def exchanging(folder: Path, kernel: str, devices: int = 1) -> Trace:
+    """Return 20 rounds of a kernel of 1 ms and an exchange of as long, on several devices one exchange at a time."""
+    program = Program()
+    for _ in range(20):
+        program.launch(1 * MS, kernel)
+        program.launch(1 * MS, "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)")
+        program.launch(0.1 * MS, f"{kernel}_edge")
+        for other in range(1, devices):
+            place = {"device": other, "stream": 7, "correlation": program.number, "thread": 7}
+            program.event(
+                "kernel", kernel, program.free - 2 * MS, 1.5 * MS, grid=[132, 1, 1], block=[256, 1, 1], **place
+            )
+    program.wait()
+    return trace_of(program, folder)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_exchange_of_a_solver_is_communication_and_no_stage_of_a_pipeline(tmp_path: Path, devices: int) -> None:
+    found = told(exchanging(tmp_path, "solve(float*)", devices))
+    assert [one.code for one in found.diagnoses] == ["exposed-communication"]
+    assert found.causes[0].startswith("48% of the traced step (")
+    assert "send what other ranks need first, from a stream of its own" in found.causes[0]
+    assert told(exchanging(tmp_path, ELEMENTWISE)).diagnoses[0].code == "pipeline-bubbles"
+
+
+def test_calls_of_mpi_come_before_the_launches_and_copies_inside_them(tmp_path: Path) -> None:
+    program = Program()
+    for _ in range(30):
+        program.launch(1 * MS, "solve(float*)")
+        program.wait()
+        program.launch(0.5 * MS, "norm(float*)")
+        start = program.now
+        for _ in range(3):
+            program.now += 0.3 * MS
+            program.wait("cudaStreamSynchronize")
+        program.during("MPI_Sendrecv", start)
+    found = told(trace_of(program, tmp_path))
+    assert found.diagnoses[0].code == "exposed-communication"
+    assert found.causes[0].startswith("28% of the step no kernel runs during 1 call of MPI (MPI_Sendrecv), waiting for")
