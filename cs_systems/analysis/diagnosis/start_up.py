@@ -25,7 +25,7 @@ SPARE = 5  # steps of a loop between its start-up and its timed steps
 MOST_NAMED = 2
 LEAST = 0.1  # share of the recording; every recording has some start-up
 TRIAL = 0.01  # share of the recording; repeated steps that take less are only a trial
-OUTWEIGHS = 0.9  # share of the recording; a larger start-up comes before a single marked step
+OUTWEIGHS = 0.9  # share of the recording; a larger start-up comes before a single pass
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
@@ -61,7 +61,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
         evidence=(row,),
         is_of_recording=True,
         is_outside=True,
-        comes_last=takes_s < usual_s(usual) if remedy is FILLED else _comes_last(usual, takes_s / usual.total_s),
+        comes_last=takes_s < usual_s(usual) if remedy is FILLED else comes_last(usual, takes_s / usual.total_s),
     )
 
 
@@ -106,14 +106,17 @@ def _which(apart: Apart) -> str:
     return f"each of steps {', '.join(map(str, apart.steps))} takes"
 
 
-def _comes_last(usual: Usual, share: float) -> bool:
-    """Return whether the recording is about the usual steps, and not about its start-up."""
+def comes_last(usual: Usual, share: float) -> bool:
+    """Return whether the recording is about the usual steps, and not about this share of it outside of them."""
     if usual.is_named:
         return share < OUTWEIGHS or not _is_small(usual)
     if usual.profile.trace.profiler not in WHOLE_PROCESS:
         return share < MOSTLY
     if usual.is_once and share > MOSTLY and usual.profile.time_s < WORTH * usual.step_s:
         return False  # the rest of the process hardly uses the GPU either
+    kernels = sum(each.calls for each in usual.profile.by_step.values())
+    if usual.is_once and (share > OUTWEIGHS or (kernels < FEWEST_KERNELS and usual_s(usual) < MOSTLY * usual.total_s)):
+        return False  # one pass, of a few kernels that do not take most of the process either
     return usual_s(usual) >= (WORTH if usual.is_once else TRIAL) * usual.total_s
 
 

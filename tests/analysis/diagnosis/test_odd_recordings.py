@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +18,10 @@ from cs_systems.readers import read
 from cs_systems.readers.forms.trace import Copies, Copy, Trace
 from tests.analysis.attribution.made import Made
 from tests.programs import ELEMENTWISE, Program
+from tests.recorded import MAIN
 
 # Rules whose faults are planted, and left out, in this file.
-TRIED = ("managed-memory",)
+TRIED = ("after-kernels", "managed-memory")
 SGEMM = "ampere_sgemm_128x64_tn"
 MS, SECOND = 1e3, 1e6  # in µs
 
@@ -348,3 +350,20 @@ def test_calls_of_mpi_come_before_the_launches_and_copies_inside_them(tmp_path: 
     found = told(trace_of(program, tmp_path))
     assert found.diagnoses[0].code == "exposed-communication"
     assert found.causes[0].startswith("28% of the step no kernel runs during 1 call of MPI (MPI_Sendrecv), waiting for")
+
+
+@pytest.mark.parametrize(
+    ("lasts_ms", "after_ms", "first"),
+    [(100, 3_000, "after-kernels"), (400, 300, "start-up"), (400, 30, "start-up"), (4_000, 30, "")],
+)
+def test_time_before_and_after_the_only_kernel_of_a_process_comes_first_if_it_is_longer(
+    export: Callable[..., Path], lasts_ms: int, after_ms: int, first: str
+) -> None:
+    opened_ns, lasts_ns, after_ns = 500_000_000, lasts_ms * 1_000_000, after_ms * 1_000_000
+    launches, end = [(opened_ns, opened_ns + 4_000, MAIN, 1)], opened_ns + lasts_ns
+    kernels = [("solve", opened_ns + 8_000, end, 1)]
+    calls = [("cudaMalloc", 0, opened_ns - 1_000, MAIN), ("cudaFree", end + after_ns, end + after_ns + 1_000, MAIN)]
+    found = apply_rules(of_profile(profile(read(export((), launches, kernels, calls)))))
+    assert ("" if found.verdict or not found.diagnoses else found.diagnoses[0].code) == first
+    if first == "after-kernels":
+        assert found.causes[0].startswith("83% of the recording follows the last kernel without a CUDA call (3.00 s): ")
