@@ -328,7 +328,9 @@ def _by_repetition(trace: Trace) -> tuple[list[Step], str]:
     sequence = codes[kernels.function.codes[order]]
     launched = kernels.launched_s[order]
     counts = np.bincount(sequence)
-    for code in np.argsort(counts, kind="stable").tolist():
+    runs_first = np.full(len(counts), len(sequence))
+    np.minimum.at(runs_first, sequence, np.arange(len(sequence)))
+    for code in np.lexsort((runs_first, counts)).tolist():  # the rarest, and of several the one that runs first
         if counts[code] < FEWEST:
             continue
         at = np.flatnonzero(sequence == code)

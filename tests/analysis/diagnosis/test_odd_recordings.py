@@ -7,14 +7,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cs_systems.analysis.attribution.profile import profile
+from cs_systems.analysis.attribution.usual_steps import usual_steps
 from cs_systems.analysis.diagnosis import Answer, apply_rules
 from cs_systems.analysis.diagnosis._evidence import of_profile
 from cs_systems.analysis.diagnosis._without_kernels import _copies
 from cs_systems.cli import main
 from cs_systems.readers import read
+from cs_systems.readers.forms.columns import Categorical
 from cs_systems.readers.forms.trace import Copies, Copy, Trace
 from tests.analysis.attribution.made import Made
 from tests.programs import ELEMENTWISE, Program
@@ -367,3 +370,17 @@ def test_time_before_and_after_the_only_kernel_of_a_process_comes_first_if_it_is
     assert ("" if found.verdict or not found.diagnoses else found.diagnoses[0].code) == first
     if first == "after-kernels":
         assert found.causes[0].startswith("83% of the recording follows the last kernel without a CUDA call (3.00 s): ")
+
+
+def test_repetitions_begin_with_the_kernel_that_runs_first(tmp_path: Path) -> None:
+    program = Program()
+    for _ in range(10):
+        program.launch(100 * MS, "move(float*)")
+        program.launch(1 * MS, "count(float*)")
+        program.wait()
+    trace = trace_of(program, tmp_path)
+    of_count = [name for name in trace.kernels.function.values if name.name.startswith("count")]
+    others = [name for name in trace.kernels.function.values if name not in of_count]
+    codes = np.array([(of_count + others).index(one) for one in trace.kernels.function])
+    reordered = replace(trace, kernels=replace(trace.kernels, function=Categorical(of_count + others, codes)))
+    assert usual_steps(profile(reordered)).start_up_s < 1e-3
