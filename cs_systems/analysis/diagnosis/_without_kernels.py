@@ -7,8 +7,11 @@ import re
 from collections import defaultdict
 
 from cs_systems.analysis.attribution.operator_table import operators
+from cs_systems.analysis.attribution.overlap import union
 from cs_systems.analysis.attribution.profile import Profile
-from cs_systems.analysis.attribution.usual_steps import FIRST_CALL_S, long_calls
+from cs_systems.analysis.attribution.usual_steps import FIRST_CALL_S, LONGEST, long_calls
+from cs_systems.core.printable import within
+from cs_systems.core.range_names import general, is_operator
 from cs_systems.core.units import counted, human
 from cs_systems.readers._lost_kernels import launches_kernel
 from cs_systems.readers.forms.trace import Trace
@@ -32,7 +35,12 @@ def why_not_judged(profile: Profile) -> str:
         return f"{_start_up(trace, span_s)}{lost}"
     if len(trace.copies):
         return f"the trace has no kernels, only copies: {_copies(trace, span_s)}"
-    times = _operators(profile)
+    return f"{_pause(trace)}{_missing(profile)}"
+
+
+def _missing(profile: Profile) -> str:
+    """Return where the operators ran, and how to record kernels."""
+    trace, times = profile.trace, _operators(profile)
     if of_gpu := next((name for name in times if OF_GPU.search(name)), None):
         return f"the trace has no kernels, though {of_gpu} ran on a GPU; {ACTIVITIES}"
     if trace.devices and trace.profiler == "nsys":
@@ -42,6 +50,25 @@ def why_not_judged(profile: Profile) -> str:
     name = max(times, key=lambda operator: times[operator])
     where = f"it ran on the CPU, {times[name] / sum(times.values()):.0%} of its operators' time in {name}"
     return f"the trace has no kernels: {where}; {RECORD}"
+
+
+def _pause(trace: Trace) -> str:
+    """Return a clause on the longest pause between operators, if it took most of the time."""
+    operators = trace.operators
+    if operators is None or len(operators) < 2:
+        return ""
+    busy = union(operators.start_s, operators.end_s)
+    paused_s = busy.start_s[1:] - busy.end_s[:-1]
+    at = int(paused_s.argmax()) if len(paused_s) else 0
+    ranges = trace.ranges
+    span_s = float(ranges.end_s.max(initial=busy.end_s[-1]) - ranges.start_s.min(initial=busy.start_s[0]))
+    if not len(paused_s) or paused_s[at] < MAIN * span_s:
+        return ""
+    later = [one for one in ranges if one.start_s > busy.end_s[at] and not is_operator(one.name)]
+    first = min(later, key=lambda one: one.start_s, default=None)
+    where = f", before {within(general(first.name), LONGEST)!r}" if first else ""
+    lasted = f"{human(float(paused_s[at]), 's')}{where}"
+    return f"{paused_s[at] / span_s:.0%} of the recording passes without an operator ({lasted}), and "
 
 
 def _start_up(trace: Trace, span_s: float) -> str:

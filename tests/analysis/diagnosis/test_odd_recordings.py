@@ -384,3 +384,19 @@ def test_repetitions_begin_with_the_kernel_that_runs_first(tmp_path: Path) -> No
     codes = np.array([(of_count + others).index(one) for one in trace.kernels.function])
     reordered = replace(trace, kernels=replace(trace.kernels, function=Categorical(of_count + others, codes)))
     assert usual_steps(profile(reordered)).start_up_s < 1e-3
+
+
+def test_pause_between_operators_is_named_where_no_kernel_is(tmp_path: Path) -> None:
+    program = Program()
+    program.now += 1 * MS
+    program.during("aten::empty", 1000.0, "cpu_op")
+    program.now = start = 20 * SECOND
+    program.now += 1 * MS
+    program.during("enumerate(DataLoader)#_Iter.__next__", start)
+    start = program.now
+    program.now += 4 * MS
+    program.during("aten::mkldnn_convolution", start, "cpu_op")
+    assert told(trace_of(program, tmp_path)).nothing.startswith(
+        "nothing was judged: 100% of the recording passes without an operator (20.0 s, before "
+        "'enumerate(DataLoader)#_Iter.__next__'), and the trace has no kernels; record on a machine with a GPU"
+    )
