@@ -10,7 +10,7 @@ from training_step import PEAK_FLOPS, SWITCHES, VARIANTS, measured_as
 
 from cs_systems.config import preset
 from cs_systems.formulas import cost
-from cs_systems.report.figures.drawing import COLORS, INK, WIDTH
+from cs_systems.report.figures.drawing import COLORS, INK, WIDTH, with_legend
 
 Cell = tuple[str, int]  # size, context
 ALL, LOW = "fast", "fast in fp8"
@@ -147,8 +147,7 @@ def drawing(ablation: Sequence[dict[str, Any]]) -> Any:
     panels[0, 0].invert_yaxis()
     for axes in panels[-1]:
         axes.set_xlabel("gain, % of the compiled step")
-    panels[-1, 1].legend(frameon=False, loc="center right")
-    return drawn
+    return with_legend(drawn, panels[-1, 1])
 
 
 def powers(ablation: Sequence[dict[str, Any]], names: Mapping[str, str]) -> Iterable[str]:
