@@ -102,8 +102,8 @@ class Column:
     heading: "" for the column's name without its unit. note: its explanation, below a table that shows it. beside: the
     width of the other columns on a terminal; texts longer than the remaining width are shortened. own_unit: whether
     each cell has its own unit. form: the format of a number, for `format()`; "" for three digits in the best unit, or
-    all digits of a whole number. drop: 0 if every terminal shows it; of the others, a narrow terminal drops the lowest
-    first. signed: whether a number may be negative.
+    all digits of a whole number, with separated thousands if it is a count. drop: 0 if every terminal shows it; of the
+    others, a narrow terminal drops the lowest first. signed: whether a number may be negative.
     """
 
     heading: str = ""

@@ -230,7 +230,9 @@ def test_numbers_are_never_broken_next_to_wrapping_texts() -> None:
     ]  # fmt: skip
     for width in range(20, 140):
         lines = render_rows(rows, width=width).splitlines()
-        assert all(word in " ".join(lines).split() for word in ("calls", "rate", "1234", "35.2", "26.7", "700", "2.50"))
+        assert all(
+            word in " ".join(lines).split() for word in ("calls", "rate", "1,234", "35.2", "26.7", "700", "2.50")
+        )
         assert max(map(len, lines)) <= max(width, 78)
 
 
@@ -491,6 +493,13 @@ def test_phases_keep_order_of_a_step() -> None:
     found = pd.DataFrame({"phase": ["forward", "optimizer", "step", "forward", "synchronize", "optimizer", "step"]})
     assert columns.phases_of(found) == ["forward", "synchronize", "optimizer", "step"]
     assert columns.phases_of(pd.DataFrame({"phase": ["skew", "transfer", "step"]})) == ["skew", "transfer", "step"]
+
+
+def test_thousands_are_separated_in_counts_but_not_in_names_and_options(train_records: list[RunRecord]) -> None:
+    row = {"step": 1000, "rank": 1000, "kernels": 1000, "calls": 1000, "context_length": 1024, "time_s": 1234.5}
+    assert render_rows([row], "terminal").split()[-6:] == ["1000", "1000", "1,000", "1,000", "1024", "1,234"]
+    (made,) = tables(train_records[:1], columns=["context_length", "tokens"])
+    assert [column.cells[0] for column in made.columns[:2]] == ["256", "1,024"]
 
 
 def test_counts_per_step_have_decimals_only_as_means() -> None:

@@ -65,7 +65,7 @@ def warmup(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     if more := len(measured) - len(colored):
         axes.plot([], [], label=f"{more} more cells, with a smaller slowest step", **CROWD)
     axes.axvspan(0.5, warm + 0.5, color=GREY, alpha=0.12, linewidth=0, label="warm-up, not counted")
-    log_scale(axes.yaxis, "{:g}×".format)
+    log_scale(axes.yaxis, "{:,g}×".format)
     axes.set_ylabel("step time / median of the timed steps")
     axes.set_xlabel("step")
     axes.set_xlim(left=0.5)

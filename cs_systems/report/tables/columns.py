@@ -16,6 +16,7 @@ from cs_systems.core.collectives import readable_bytes
 from cs_systems.core.printable import plain
 from cs_systems.core.validation import did_you_mean
 from cs_systems.report.frame import CELL_COLUMNS, PHASE_COLUMNS
+from cs_systems.report.frame_cells import FIELD_COLUMNS
 from cs_systems.report.tables import layout
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def make(names: Iterable[str], rows: pd.DataFrame, whole: pd.DataFrame) -> list[
         elif unit and spec.unit is None and spec.column != "range_s" and spans_units(unit, _numbers(column)):
             unit, cells = None, tuple(UNKNOWN if v is None else units.human(v, spec.column) for v in column)
         else:
-            cells = tuple(text(v, unit) for v in column)
+            cells = tuple(text(v, unit, grouped=spec.column not in FIELD_COLUMNS) for v in column)
         numeric = any(isinstance(v, int | float | tuple) and not isinstance(v, bool) for v in column)
         label = unit.label if unit else ""
         numbers = tuple(_in_unit(v, spec.unit) for v in column)
@@ -225,8 +226,12 @@ def _in_unit(value: Any, unit: units.Unit | None) -> Any:
     return tuple(v / unit.factor for v in value) if isinstance(value, tuple) else value / unit.factor
 
 
-def text(value: Any, unit: units.Unit | None) -> str:
-    """Format one value."""
+def text(value: Any, unit: units.Unit | None, *, grouped: bool = False) -> str:
+    """Format one value.
+
+    grouped: whether to separate the thousands of a whole number: of a count, and not of an option's value or a step's
+    number.
+    """
     if value is None:
         return UNKNOWN
     if isinstance(value, tuple):
@@ -235,4 +240,6 @@ def text(value: Any, unit: units.Unit | None) -> str:
         return "yes" if value else "no"
     if unit is not None:
         return units.in_unit(value, unit)
-    return units.significant(value) if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return units.significant(value)
+    return f"{value:,}" if grouped and isinstance(value, int) else str(value)

@@ -14,6 +14,7 @@ from cs_systems.config import one_of
 from cs_systems.core import tables, units
 from cs_systems.core.printable import LONGEST_NAME, shortened
 from cs_systems.core.tables import Row
+from cs_systems.report.frame_cells import FIELD_COLUMNS
 from cs_systems.report.tables import document
 from cs_systems.report.tables.columns import UNKNOWN, Column, spans_units, text
 from cs_systems.report.tables.formats import DEFAULT_WIDTH, FORMATS
@@ -21,6 +22,8 @@ from cs_systems.report.tables.table import Table
 
 MEAN_COUNT = "_per_step"  # suffix in names of counts that are means over the steps
 NO_DATA = "no data"
+# whole numbers that are a name or an option's value; other tables count calls, steps and rounds
+NOT_COUNTED = frozenset({*FIELD_COLUMNS, "step", "at_step", "rank", "largest_context"}) - {"calls", "steps", "rounds"}
 LONGEST_IN_A_FILE = 200  # characters of a name in Markdown
 LONGEST_ON_PAPER = 48  # in LaTeX and Typst, where it takes two lines of a table column
 
@@ -182,7 +185,7 @@ def _column(
     numbers = [float(v) for v in scale or values if isinstance(v, int | float) and not isinstance(v, bool)]
     suffix = units.base_suffix(name)
     unit = units.best_unit(units.SCALES[suffix], numbers) if suffix and numbers else None
-    cells = tuple(text(v, unit) for v in values)
+    cells = tuple(text(v, unit, grouped=name not in NOT_COUNTED) for v in values)
     if name.endswith(MEAN_COUNT) and numbers:
         title, cells = _counted(title, values, cells)
     column = Column(name, title, unit.label if unit else "", cells, values, bool(numbers))
