@@ -123,13 +123,19 @@ def human(value: float, column: str) -> str:
     if suffix is None:
         return significant(value)
     unit = best_unit(SCALES[suffix], [value])
-    return f"{in_unit(value, unit)} {unit.label}".rstrip()
+    space = "" if unit.label == "%" else " "
+    return f"{in_unit(value, unit)}{space}{unit.label}".rstrip()
 
 
 def in_unit(value: float, unit: Unit) -> str:
     """Format `value` in a unit to three significant digits; whole bytes are shown as a count: 16, not 16.0."""
     is_count = unit.suffix == "_bytes" and float(value).is_integer()
     return f"{value:,.0f}" if is_count else significant(value / unit.factor)
+
+
+def percent(share: float) -> str:
+    """Format a share with one decimal: 41.7%; 100.0% only if nothing is missing."""
+    return f"{min(share, 0.999) if share < 1 - 1e-9 else share:.1%}"
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:

@@ -85,7 +85,7 @@ def test_unknown_column_suggests_the_nearest() -> None:
         (0.0123, "s", "12.3 ms"),
         (999.4e-9, "s", "999 ns"),
         (999.6e-9, "s", "1.00 µs"),  # not 1,000 ns
-        (0.417, "mfu", "41.7 %"),
+        (0.417, "mfu", "41.7%"),
         (16, "size_bytes", "16 B"),
         (12.5, "bytes", "12.5 B"),
         (51_234.0, "tokens_per_s", "51,234"),
@@ -94,6 +94,13 @@ def test_unknown_column_suggests_the_nearest() -> None:
 )
 def test_single_number_has_the_unit_of_its_column(value: float, column: str, shown: str) -> None:
     assert units.human(value, column) == shown
+
+
+@pytest.mark.parametrize(
+    ("share", "shown"), [(0.4171, "41.7%"), (0.99959, "99.9%"), (1 - 1e-12, "100.0%"), (0, "0.0%")]
+)
+def test_share_is_whole_only_if_nothing_is_missing(share: float, shown: str) -> None:
+    assert units.percent(share) == shown
 
 
 def test_count_has_its_noun_in_singular_or_plural() -> None:

@@ -16,6 +16,7 @@ from cs_systems.analysis.attribution.profile import Profile
 from cs_systems.analysis.attribution.tables import NO_COSTS, Costs
 from cs_systems.core.range_names import general
 from cs_systems.core.tables import Column, Row, table
+from cs_systems.core.units import percent
 from cs_systems.formulas.operator_flops import MAY_HIDE, Work, operator_work
 from cs_systems.readers.forms.columns import UNKNOWN, Floats, Ints, Ranges, distinct
 from cs_systems.readers.forms.operators import Operators, of_ranges, shapes_text
@@ -212,7 +213,7 @@ def notes(profile: Profile, rows: Sequence[Row]) -> list[str]:
         said.append(f"{trace.profiler} records no operators: these are the ranges of {_EMIT}")
     if trace.kernels:
         share = sum(row["share"] for row in rows)
-        said.append(f"{share:.1%} of the kernel time was launched in an operator")
+        said.append(f"{percent(share)} of the kernel time was launched in an operator")
     if all(row["shapes"] is None for row in rows):
         said.append(
             "input shapes were not recorded: the rows are by name, without FLOPs; "

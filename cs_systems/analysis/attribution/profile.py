@@ -21,7 +21,7 @@ from cs_systems.config import ConfigError, Phase
 from cs_systems.core.collector import without_collector
 from cs_systems.core.range_names import COMMUNICATION, PHASES, STEPS, UNATTRIBUTED, general, is_operator, meaning
 from cs_systems.core.statistics import ROUNDING_S
-from cs_systems.core.units import counted
+from cs_systems.core.units import counted, percent
 from cs_systems.readers._lost_kernels import zero_kernels
 from cs_systems.readers.forms.columns import Bools, Categorical, Ints, Ranges, distinct
 from cs_systems.readers.forms.trace import Function, Kernels, Step, Trace, steps_of
@@ -128,7 +128,7 @@ class Profile:
         """Sentence about coverage, for the notes of a table."""
         communicates = any(place.layer == COMMUNICATION for _, place in self.groups)
         return (
-            f"{self.phase_coverage:.1%} of the kernel time belongs to a phase, and {self.layer_coverage:.1%} "
+            f"{percent(self.phase_coverage)} of the kernel time belongs to a phase, and {percent(self.layer_coverage)} "
             f"{'of the computation ' if communicates else ''}to a layer or named module"
         )
 

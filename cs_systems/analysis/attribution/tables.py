@@ -599,7 +599,8 @@ def notes(name: str, profile: Profile, rows: Iterable[Row]) -> list[str]:
         found += _reconciled(rows)
     if name == "families" and (copies := profile.trace.copies):
         time_s = float((copies.end_s - copies.start_s).sum())
-        found.append(f"not included: {len(copies)} memcpy and memset in the trace, {time_s * 1e3:.3g} ms in total")
+        total = units.human(time_s, "s")
+        found.append(f"not included: {len(copies):,} memcpy and memset in the trace, {total} in total")
     return found
 
 

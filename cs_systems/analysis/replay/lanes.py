@@ -79,6 +79,8 @@ def _version(name: str, part: Part, index: int, times: Times, work: Floats, has_
     ]
     first, last = part.graph.first[[begins, ends]].tolist()
     own = np.arange(first, last)
+    if not has_host and len(own):
+        begin_s = float(times.begin_s[own].min())  # the host would be ahead by the work of earlier steps
     for stream in np.unique(r.stream[own]).tolist():
         found.append(Lane(f"stream {r.of_stream[stream][1]}", _device(r, times, own[r.stream[own] == stream], begin_s)))
     return Version(name, float(step_times(part.graph, times)[index].max()), found)

@@ -125,14 +125,14 @@ def _facts(view: View, results: Tables) -> list[tuple[str, str]]:
         ("sum of kernel times", _time(step["kernel_ns"])),
         ("GPU busy", ", ".join(busy)),
         ("kernels", f"{step['kernels']:,}"),
-        ("in a phase", _share(step, step["no_phase_ns"])),
-        ("in a layer", _share(step, step["no_layer_ns"])),
+        ("kernel time in a phase", _share(step, step["no_phase_ns"])),
+        ("kernel time in a layer", _share(step, step["no_layer_ns"])),
     ]
 
 
 def _share(step: StepView, missing_ns: int) -> str:
     """Return the share of kernel time that is attributed, as text."""
-    return f"{1 - missing_ns / step['kernel_ns']:.1%}" if step["kernel_ns"] else UNKNOWN
+    return units.percent(1 - missing_ns / step["kernel_ns"]) if step["kernel_ns"] else UNKNOWN
 
 
 def _heading(view: View, mean_s: float | None) -> str:

@@ -28,6 +28,7 @@ def test_the_versions_of_a_step_have_its_threads_and_streams() -> None:
     assert [lane.name for lane in free.lanes] == ["stream 7"]
     assert again.step_s == pytest.approx(recorded.step_s)
     assert free.step_s < recorded.step_s
+    assert min(box.start_s for lane in free.lanes for box in lane.boxes) == 0
     host, _, stream = recorded.lanes
     assert host.boxes[-2].kind == WAITS
     assert {box.kind for box in host.boxes} == {WORK, WAITS}
