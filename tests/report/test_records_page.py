@@ -11,6 +11,8 @@ from cs_systems.config import Mode, RunConfig, preset
 from cs_systems.record import Origin, RunRecord
 from cs_systems.report.figures import plot
 from cs_systems.report.pages import records as html
+from cs_systems.report.pages.tables import sections
+from cs_systems.report.tables.table import Table
 from scripts.benchmarks._browser import Tab
 from tests.report.browser import Page, browse, looks, opened
 from tests.report.conftest import Build, attention_config
@@ -102,6 +104,11 @@ def test_page_sorts_and_filters_table(page: str, tmp_path: Path) -> None:
         ["medium", "1024", "sdpa_flash"],
         ["medium", "256", "sdpa_flash"],
     ]
+
+
+def test_headings_begin_with_a_capital_letter_unless_with_a_name() -> None:
+    shown = Page(sections([Table(caption, (), (), ()) for caption in ("steps: of", "train_step on", "aten::mm")])).text
+    assert [heading in shown for heading in ("Steps: of", "train_step on", "aten::mm")] == [True] * 3
 
 
 def test_only_long_tables_have_a_field_to_filter_them(train_records: list[RunRecord]) -> None:

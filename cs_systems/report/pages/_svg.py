@@ -16,11 +16,14 @@ def opened(width: float, height: float, title: str) -> str:
     )
 
 
-def text(x: float, y: float, words: str, tone: str, bold: bool = False, anchor: str = "start") -> str:
+def text(x: float, y: float, words: str, tone: str, bold: bool = False, anchor: str = "start", before: str = "") -> str:
+    """Return a line of text; `before` is bold, and the words follow it."""
     color = {"ink": INK, "soft": SOFT}[tone].light
     weight = ' font-weight="600"' if bold else ""
+    line = f'<tspan font-weight="600">{escape(before)}</tspan><tspan dx="8">{escape(words)}</tspan>'
     return (
-        f'<text x="{x:.1f}" y="{y}" fill="var(--{tone},{color})" text-anchor="{anchor}"{weight}>{escape(words)}</text>'
+        f'<text x="{x:.1f}" y="{y}" fill="var(--{tone},{color})" text-anchor="{anchor}"{weight}>'
+        f"{line if before else escape(words)}</text>"
     )
 
 

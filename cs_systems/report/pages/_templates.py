@@ -28,7 +28,7 @@ HEADING = re.compile(r"<h2>(.*?)</h2>", re.DOTALL)
 LEAST_LISTED = 4  # sections of a page with a list of its contents
 MOST_UNFILTERED = 10  # rows that are found without a field to filter them
 WIDE = 24  # characters of a word that breaks where there is little room
-WORD = re.compile(r"[a-z]+(?![\w:.])")
+WORD = re.compile(r"[a-z]+(?![\w.]|::)")
 OPTION = re.compile(r"(?<![\w/=-])(?:--[a-z][\w-]*|cs-systems\b)")
 
 

@@ -1,6 +1,11 @@
 // Colours by name, read from the style sheet. A row of a chart has a shade for each box: an index in `palette.names`.
 const UNATTRIBUTED = "unattributed";
 const HATCHES = { [UNATTRIBUTED]: 1, other: -1, outside: -1, waiting: -1 }; // names whose boxes are hatched, and the slope of the lines
+function swatch(name) {
+  const made = element("i", []), slope = HATCHES[name];
+  made.style.background = slope ? `repeating-linear-gradient(${-45 * slope}deg, var(--hatch) 0 1px, var(--${name}) 1px 4px)` : `var(--${name})`;
+  return made;
+}
 const palette = {
   names: [],
   css: {},

@@ -14,8 +14,8 @@ from cs_systems.report.pages._svg import opened, rect, text
 from cs_systems.report.palette import INK
 
 CAPTION = {"s": "The step after each remedy of the plan", "bytes": "The peak after each remedy of the plan"}
-WIDTH, ROOM, ROW, BAR = 760.0, 190.0, 44, 14  # lengths in px; ROOM is right of the longest bar, for its numbers
-LONGEST_NAME = 100  # characters of a remedy
+WIDTH, ROW, BAR = 760.0, 44, 14  # lengths in px
+LONGEST_NAME = 90  # characters of a remedy
 BASIS = {"replayed": "expected", "forecast": "expected", "measured": "measured"}
 
 
@@ -47,18 +47,17 @@ def picture(answer: Answer) -> tuple[str, Markup] | None:
     if not (made := bars(answer)):
         return None
     unit = answer.plan[0].unit
-    scale = (WIDTH - ROOM) / max(max(bar.value, bar.high) for bar in made)
+    scale = WIDTH / max(max(bar.value, bar.high) for bar in made)
     parts, before = list[str](), made[0].value
     for number, bar in enumerate(made):
         top = number * ROW
         length, until = bar.value * scale, max(bar.value, before) * scale
-        parts.append(text(0, top + 14, bar.name, "ink"))
+        parts.append(text(0, top + 14, bar.name, "ink", before=_numbers(bar, made[0].value, unit)))  # a phone sees both
         parts.append(rect(0, top + 20, until, BAR, "pale"))  # the time that the remedy saves
         parts.append(rect(0, top + 20, length, BAR, "blue"))
         if bar.low != bar.high:
             line = f"M{bar.low * scale:.1f} {top + 20 + BAR / 2}H{bar.high * scale:.1f}"
             parts.append(f'<path d="{line}" stroke="var(--ink,{INK.light})" stroke-width="1.5"/>')
-        parts.append(text(max(until, bar.high * scale) + 8, top + 31, _numbers(bar, made[0].value, unit), "ink"))
         before = bar.value
     title = "; ".join(f"{bar.name}: {human(bar.value, unit)}" for bar in made)
     return CAPTION[unit], Markup(f"{opened(WIDTH, len(made) * ROW, title)}{''.join(parts)}</svg>")

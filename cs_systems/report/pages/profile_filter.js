@@ -92,11 +92,10 @@ function legend() {
   const times = new Map();
   eachChosenKernel((stream, i) => times.set(familyOf(stream.function[i]), (times.get(familyOf(stream.function[i])) ?? 0) + stream.duration[i]));
   byId("families").replaceChildren(...[...times].sort((a, b) => b[1] - a[1]).map(([family, busy]) => {
-    const swatch = element("i", []), made = button("", () => ask(asked.by.family === family ? {} : { family }));
-    swatch.style.background = `var(--${family})`;
+    const made = button("", () => ask(asked.by.family === family ? {} : { family }));
     made.dataset.family = family;
     made.setAttribute("aria-pressed", String(asked.by.family === family));
-    made.append(swatch, family, element("small", share(busy, chosenTime())));
+    made.append(swatch(family), family, element("small", share(busy, chosenTime())));
     return made;
   }));
 }

@@ -29,9 +29,7 @@ function showSelection(selected) {
   if (!selected || selected[1] <= selected[0]) return details.show("range", null);
   const [from, to] = selected, sums = sumsOf(from, to);
   const rows = [...sums.families].sort((a, b) => b[1][1] - a[1][1]).map(([family, [kernels, busy]]) => {
-    const swatch = element("i", []);
-    swatch.style.background = `var(--${family})`;
-    return element("tr", [element("td", [swatch, family]), ...[grouped(kernels), time(busy), share(busy, sums.time)].map((text) => element("td", text, "number"))]);
+    return element("tr", [element("td", [swatch(family), family]), ...[grouped(kernels), time(busy), share(busy, sums.time)].map((text) => element("td", text, "number"))]);
   });
   const heads = ["family", "kernels", "time", "share"].map((text, n) => element("th", text, n ? "number" : ""));
   details.show("range", {

@@ -103,7 +103,8 @@ function sumsOf(rank, from, to) {
   }
   return sums;
 }
-const used = () => [...new Set(rows.flatMap((row) => [...new Set(row.shades)]))].map((shade) => palette.names[shade]);
+const ORDER = [...PHASES, UNATTRIBUTED, ...STATES];
+const used = () => [...new Set(rows.flatMap((row) => [...new Set(row.shades)]))].map((shade) => palette.names[shade]).sort((a, b) => ORDER.indexOf(a) - ORDER.indexOf(b));
 
 function update() {
   const any = asked.words.length || asked.color !== null, shade = palette.names.indexOf(asked.color);
@@ -134,14 +135,13 @@ function nextHit(way = 1) {
   timeline.pin(hits[asked.at]);
 }
 byId("families").append(...used().map((color) => {
-  const swatch = element("i", []), made = button("", () => {
+  const made = button("", () => {
     asked.color = asked.color === color ? null : color;
     update();
   });
-  swatch.style.background = `var(--${color})`;
   made.dataset.color = color;
   made.setAttribute("aria-pressed", "false");
-  made.append(swatch, colorName(color));
+  made.append(swatch(color), colorName(color));
   return made;
 }));
 timeline.keys = { n: () => nextHit(), N: () => nextHit(-1) };

@@ -22,10 +22,8 @@ function eventRow(index) {
     timeline.pin({ row: timeline.item, i }, true);
   });
   pin.className = "link";
-  const swatch = element("i", []);
-  swatch.style.background = `var(--${slug(category)})`;
   const row = element("tr", [element("td", pin, "number"), element("td", time(t), "number"), element("td", events.allocates(index) ? "allocate" : "free"),
-    element("td", bytes(allocations.bytes[i]), "number"), element("td", [swatch, category]),
+    element("td", bytes(allocations.bytes[i]), "number"), element("td", [swatch(slug(category)), category]),
     element("td", data.names[c.name[i]] ?? data.layers[c.layer[i]] ?? ""),
     element("td", bytes(levels.total[lastBefore(levels.at, levels.size, t)] ?? 0), "number")]);
   if (index === current) row.setAttribute("aria-current", "true");

@@ -23,10 +23,9 @@ function showAlone(category) {
 }
 function legend() {
   byId("categories").append(...categories.map((category, c) => {
-    const swatch = element("i", []), made = button("", () => showAlone(c));
-    swatch.style.background = `var(--${slug(category)})`;
+    const made = button("", () => showAlone(c));
     made.setAttribute("aria-pressed", "false");
-    made.append(swatch, category, element("small", bytes(peak.by[c])));
+    made.append(swatch(slug(category)), category, element("small", bytes(peak.by[c])));
     return made;
   }));
 }
