@@ -47,7 +47,7 @@ class Cell(NamedTuple):
 
     @property
     def is_wide(self) -> bool:
-        """Whether a word of the text is too long for a phone or a printed page."""
+        """Return whether a word of the text is too long for a phone or a printed page."""
         return max(map(len, self.text.split()), default=0) > WIDE
 
 

@@ -22,8 +22,9 @@ from cs_systems.report.tables.table import Table
 
 MEAN_COUNT = "_per_step"  # suffix in names of counts that are means over the steps
 NO_DATA = "no data"
-# whole numbers that are a name or an option's value; other tables count calls, steps and rounds
-NOT_COUNTED = frozenset({*FIELD_COLUMNS, "step", "at_step", "rank", "largest_context"}) - {"calls", "steps", "rounds"}
+# whole numbers that name something, or a size as its option is typed
+SIZES = {name for name, each in FIELD_COLUMNS.items() if each.path.startswith(("model.", "shape.")) and name != "calls"}
+NOT_COUNTED = frozenset({*SIZES, "step", "at_step", "rank", "largest_context"})
 LONGEST_IN_A_FILE = 200  # characters of a name in Markdown
 LONGEST_ON_PAPER = 48  # in LaTeX and Typst, where it takes two lines of a table column
 
