@@ -58,7 +58,7 @@ def photograph(browser: Browser, picture: Path) -> None:
         export, page = Path(folder) / "small2.sqlite", Path(folder) / "page.html"
         export.write_bytes(gzip.decompress((DATA / "nsys_h200_small2.sqlite.gz").read_bytes()))
         analyze(export, page)
-        with browser.open(page, height=1290) as tab:
+        with browser.open(page, height=1150) as tab:
             tab.screenshot(picture)
 
 
