@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from math import isnan
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -15,6 +16,7 @@ from cs_systems.record import RunRecord, read_records
 from cs_systems.report import palette
 from cs_systems.report.figures import plot
 from cs_systems.report.figures.labels import labels
+from cs_systems.report.figures.ratios import ratios
 from cs_systems.report.figures.warmup import causes
 from cs_systems.report.frame import frame
 from scripts.studies._legible import problems
@@ -39,6 +41,15 @@ def test_same_records_give_identical_files(tmp_path: Path, attention_records: li
         plot.save(attention_records, tmp_path / name)
     for ending in ("svg", "png"):
         assert (tmp_path / f"a.{ending}").read_bytes() == (tmp_path / f"b.{ending}").read_bytes()
+
+
+def test_labels_of_a_comparison_leave_out_what_all_cells_share() -> None:
+    row = {"phase": "step", "ratio": 1.0, "ratio_low": 0.9, "ratio_high": 1.1, "verdict": "no difference"}
+    rows: Any = [{**row, "cell": f"small ctx {length} · naive · train-step"} for length in (128, 256)]
+    (axes,) = ratios(rows).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["small ctx 128", "small ctx 256"]
+    (axes,) = ratios(rows[:1]).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["small ctx 128 · naive · train-step"]
 
 
 @pytest.mark.parametrize("kind", ["phases", "rate", "time", "memory", "warmup"])

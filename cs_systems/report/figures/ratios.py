@@ -21,6 +21,7 @@ LOOKS = {  # verdict → colour, marker
     "unknown": ("grey", "x"),
 }
 MOST_ROWS = 80
+SEPARATOR = " · "  # of the parts of a description
 NAME_WIDTH = 60  # limit of a label's characters
 
 
@@ -38,7 +39,7 @@ def ratios(rows: Sequence[ComparisonRow]) -> Figure:
             label = None if place else verdict
             axes.plot(row["ratio"], y, color=color, marker=marker, linestyle="", label=label)
     several = len({row["phase"] for row in rows}) > 1
-    names = [f"{row['cell']} · {row['phase']}" if several else row["cell"] for row in shown]
+    names = [f"{name} · {row['phase']}" if several else name for name, row in zip(_apart(shown), shown, strict=True)]
     axes.set_yticks(range(len(shown)), [shorten(name, NAME_WIDTH, placeholder=" …") for name in names])
     axes.set_ylim(len(shown) - 0.4, -0.6)
     log_scale(axes.xaxis, "{:g}".format)
@@ -46,3 +47,11 @@ def ratios(rows: Sequence[ComparisonRow]) -> Figure:
     axes.set_xlabel(f"candidate over baseline (line: 95% interval{more})", loc="right")
     axes.grid(axis="x")
     return with_legend(drawn, axes)
+
+
+def _apart(rows: Sequence[ComparisonRow]) -> list[str]:
+    """Return the descriptions of the cells without the parts that all share, unless nothing else would be left."""
+    parts = [row["cell"].split(SEPARATOR) for row in rows]
+    shared = set(parts[0]).intersection(*parts[1:]) if len({row["cell"] for row in rows}) > 1 else set[str]()
+    own = [SEPARATOR.join(part for part in of_one if part not in shared) for of_one in parts]
+    return [name or row["cell"] for name, row in zip(own, rows, strict=True)]
