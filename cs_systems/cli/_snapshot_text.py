@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from cs_systems.analysis.comparison import SIDES
 from cs_systems.analysis.memory.allocations import BEFORE
 from cs_systems.analysis.memory.categories import UNKNOWN, Attribution
-from cs_systems.analysis.memory.tables import moment, tables_at
+from cs_systems.analysis.memory.tables import DifferenceRow, moment, tables_at
 from cs_systems.analysis.memory.tensor_names import TensorNames
 from cs_systems.core.units import counted, human
 from cs_systems.record import Row
 from cs_systems.report import origins
 
 MOST_CAUSES = 5
+FEW = 0.1  # of the largest difference: smaller ones are not named
 
 
 def heading(found: Attribution, names: TensorNames, recorded: Sequence[str] = ()) -> list[str]:
@@ -165,8 +166,24 @@ def difference_heading(
     ]
     return [
         *sides,
-        f"change: {'−' if right < left else '+'}{human(abs(right - left), 'bytes')} ({right - left:+,} bytes)",
+        f"change: {_signed(right - left)} ({right - left:+,} bytes)",
     ]
+
+
+def difference_opening(a: Attribution, b: Attribution, rows: Sequence[DifferenceRow]) -> str:
+    """Return the difference of two peaks in a sentence, with the categories that it comes from."""
+    left, right = a.replay.peak_bytes, b.replay.peak_bytes
+    if left == right:
+        return f"the candidate's peak is {human(right, 'bytes')}, as the baseline's"
+    most = abs(rows[0]["difference_bytes"]) if rows else 0
+    named = [row for row in rows[:MOST_CAUSES] if abs(row["difference_bytes"]) > FEW * most]
+    causes = ", ".join(f"{row['what']} {_signed(row['difference_bytes'])}" for row in named)
+    sizes = f"{human(right, 'bytes')} instead of {human(left, 'bytes')} ({_signed(right - left)})"
+    return f"the candidate's peak is {sizes}" + f": {causes}" * bool(causes)
+
+
+def _signed(change: int) -> str:
+    return f"{'−' if change < 0 else '+'}{human(abs(change), 'bytes')}"
 
 
 def _highest(found: Attribution) -> str:

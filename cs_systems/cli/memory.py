@@ -37,7 +37,7 @@ from cs_systems.config import ConfigError, RunConfig, describe
 from cs_systems.core.fields import Subject
 from cs_systems.core.printable import visible
 from cs_systems.core.tables import Table
-from cs_systems.core.units import human
+from cs_systems.core.units import counted, human
 from cs_systems.record import RunRecord
 
 if TYPE_CHECKING:
@@ -295,7 +295,11 @@ def _print_table_of_fits(args: Memory, found: Sequence[tuple[RunConfig, Fit]], d
     notes = [f"{MOST:,}: the search ends there; more may fit"] if ends else []
     width = terminal_width(args.output)
     text = render_table(replace(FITS, caption=caption), rows, args.format, notes, width, width is not None)
-    deliver(joined([text], args.format, caption), args.format, args.output, args.open)
+    limit = human(device_bytes, "bytes")
+    fitting = f"of {counted(len(found), 'cell')}, {sum(fit.fits for _, fit in found)} fit {limit} by prediction"
+    opening = fitting if args.format == "html" else ""
+    page = joined([text], args.format, f"What fits {limit}", opening=opening)
+    deliver(page, args.format, args.output, args.open)
 
 
 def _check_predictable(args: Memory, configs: Sequence[RunConfig], option: str) -> None:

@@ -121,8 +121,14 @@ def _text(args: SnapshotArgs, sources: Sequence[Source]) -> str:
     if compares and args.all:
         refuse(["all"], "a comparison of two snapshots shows every table")
     if compares:
-        texts = _comparison(args, tables, sources, [_read(source, args.device, every=False)[0] for source in sources])
-        return joined(texts, args.format, f"Memory of {compared(sources[0].path, sources[1].path)}")
+        from cs_systems.analysis.memory.tables import differences
+        from cs_systems.cli._snapshot_text import difference_opening
+
+        pair = [_read(source, args.device, every=False)[0] for source in sources]
+        opening = difference_opening(*pair, differences(*pair, lambda _, one: one.category))
+        title = f"Memory of {compared(sources[0].path, sources[1].path)}"
+        texts = _comparison(args, tables, sources, pair)
+        return joined(texts, args.format, title, opening=opening, output=args.output)
     found = _read(sources[0], args.device)
     if len(found) > 1 and args.format in ("html", "csv"):
         numbers = " or ".join(str(one.replay.snapshot.device) for one in found)

@@ -139,7 +139,9 @@ def test_fits_of_several_cells_is_a_table_in_every_format(
     assert main(["memory", "--size", "tiny", "--fits", "8TiB", "--format", "markdown"]) == 0
     assert "1,048,576: the search ends there; more may fit" in capsys.readouterr().out
     assert main([*words, "--format", "html"]) == 0
-    assert "<td" in capsys.readouterr().out
+    page = capsys.readouterr().out
+    assert "<h1>What fits 80.0 GiB</h1>" in page
+    assert "of 2 cells, 1 fit 80.0 GiB by prediction" in page
     assert main(["memory", "--size", "small", "--format", "csv"]) == 2
     assert "only --fits has a table in other formats" in capsys.readouterr().err
 

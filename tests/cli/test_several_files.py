@@ -103,7 +103,7 @@ def test_ranks_listings_and_comparisons_have_pages(
         ),
         (["analyze", trace, trace], "b.json.gz compared with b.json.gz", ["change"]),
         (["compare", trace, trace], "b.json.gz compared with b.json.gz", ["change"]),
-        (["snapshot", snapshot_path, snapshot_path], "compared with", ["Memory at the peak by category"]),
+        (["snapshot", snapshot_path, snapshot_path], "compared with", ["peak is 204 MiB, as the baseline's"]),
         (["snapshot", *[snapshot_path] * 3], "Memory of 3 snapshots", ["Peaks of the snapshots"]),
     ):
         text = Page(shown([*words, "--format", "html"], capsys)).text

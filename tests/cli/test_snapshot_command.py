@@ -155,6 +155,8 @@ def test_two_snapshots_are_compared(
     assert snapshot(snapshot_path, other) == 0
     out = capsys.readouterr().out
     heading = [
+        "the candidate's peak is 1.00 KiB instead of 204 MiB (−204 MiB): activations −90.2 MiB, workspaces −64.0 MiB, "
+        "optimizer state −27.9 MiB, parameters −14.0 MiB",
         f"baseline: {snapshot_path} · peak 213,795,840 bytes · recorded 2026-11-20 11:00 UTC",
         f"candidate: {other} · peak 1,024 bytes",
         "change: −204 MiB (-213,794,816 bytes)",
