@@ -124,8 +124,8 @@ def _text(args: SnapshotArgs, sources: Sequence[Source]) -> str:
         from cs_systems.analysis.memory.tables import differences
         from cs_systems.cli._snapshot_text import difference_opening
 
-        pair = [_read(source, args.device, every=False)[0] for source in sources]
-        opening = difference_opening(*pair, differences(*pair, lambda _, one: one.category))
+        a, b = pair = [_read(source, args.device, every=False)[0] for source in sources]
+        opening = difference_opening(a, b, differences(a, b, lambda _, one: one.category))
         title = f"Memory of {compared(sources[0].path, sources[1].path)}"
         texts = _comparison(args, tables, sources, pair)
         return joined(texts, args.format, title, opening=opening, output=args.output)
