@@ -27,6 +27,9 @@ _KINDS = {
         "compiles",
         "let torch.compile see the same shapes in each step: pad them, or mark them (mark_dynamic, dynamic=True)",
     ),
+    r"\b(im(age|g)|pic(ture)?|photo|grid|canvas|frame)s?\d*\.save\b|\bsave_image\b|\bim(write|save)\b": HostWork(
+        "writes pictures", "write fewer or smaller ones, or write them in another thread"
+    ),
     _BEGIN + r"sav(e|ing)_?(checkpoint|ckpt|model|pretrained|state)|checkpoint_?sav(e|ing)|write_checkpoint|torch\.save"
     r"|\bsave\b": HostWork("writes a checkpoint", "save less often, or in another thread"),
     r"\bplt\b|pyplot|savefig|\bimshow\b|seaborn|plotly|" + _BEGIN + f"(plot|draw){_END}": HostWork(

@@ -26,6 +26,7 @@ from cs_systems.core.units import human
 
 GRAPH = "keep numbers in place of tensors with their graph: .item() or .detach()"
 NOTABLE = 0.10  # share of the step
+AT_FIRST = 2 / 3  # share of the time outside of the phases that one line took when the stack was sampled
 COPIES = "keep numbers (.item()) or copies (.clone()) in place of tensors in a large storage"
 CACHE = "leave lru_cache out where the same arguments do not come again, or give it a small maxsize"
 HOLDER = "keep fewer of them, or write them to a file"
@@ -67,9 +68,16 @@ def _of_time(row: GrowthRow, step_s: float | None, own: Sequence[OwnPythonRow]) 
         return _of_other(row, step_s, own)
     cause = _slower(Growth(row["steps"], first, last, row["per_step"]), row.get("phase"))
     most = _most_of_other(own) if row.get("phase") in (None, OTHER) else None
-    is_known = most is not None and most["function"] != COLLECTOR and most["time_s"] >= MOSTLY * (last - first)
-    where = called_at(most["function"], most["place"], most.get("calls")) if most and is_known else ""
+    where = _named(most, last - first) if most is not None and most["function"] != COLLECTOR else ""
     return Diagnosis(cause, TIME, last, takes=last - first, evidence=(row,), where=where)
+
+
+def _named(most: OwnPythonRow, grown_s: float) -> str:
+    """Return the line with most of the growth, or that which took most of this time at first; "" if no line did."""
+    named = called_at(most["function"], most["place"], most.get("calls"))
+    if most["time_s"] >= MOSTLY * grown_s:
+        return named
+    return f"at first mostly {named}" if most["share"] >= AT_FIRST else ""
 
 
 def _of_other(row: GrowthRow, step_s: float | None, own: Sequence[OwnPythonRow]) -> Diagnosis | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from cs_systems.analysis.attribution.host_work import HostWork, host_work
 from cs_systems.analysis.comparison.loop_findings import INNER_LINES, InnerLineRow
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
@@ -13,13 +14,26 @@ from cs_systems.config import Phase
 NOTABLE = 0.10  # share of the step
 LEAST = 0.02  # share of the step; below it, a further function is not named
 FEWEST = 5  # samples of the stack
-REMEDY = "compute it by operators on whole tensors, or once: keep what does not change in a buffer (register_buffer)"
+OF_TENSORS = {"reads values of tensors", "evaluates", "loads the next batch"}  # a line of the model may call these so
+PLAIN = HostWork(
+    "computes without tensors",
+    "compute it by operators on whole tensors, or once: keep what does not change in a buffer (register_buffer)",
+)
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the time of own functions without tensors inside the model's phases, by samples of the stack."""
-    rows = [row for row in INNER_LINES.of(evidence.tables) if row["is_plain"] and not row["place"].startswith("<")]
-    return of_lines(rows, evidence, f"is Python {_where(rows, evidence)}, which computes without tensors", REMEDY)
+    inner = [row for row in INNER_LINES.of(evidence.tables) if not row["place"].startswith("<")]
+    rows = [row for row in inner if row["is_plain"] or work_of(row)]
+    work = work_of(max(rows, key=lambda row: row["time_s"])) if rows else None
+    words, remedy = work or PLAIN
+    return of_lines(rows, evidence, f"is Python {_where(rows, evidence)}, which {words}", remedy)
+
+
+def work_of(row: InnerLineRow) -> HostWork | None:
+    """Return the kind of work that a line's call does also with tensors, such as deepcopy; operators are part of it."""
+    work = host_work(row["method"] or "")
+    return None if work is None or work.words in OF_TENSORS else work
 
 
 def _where(rows: Sequence[InnerLineRow], evidence: Evidence) -> str:

@@ -8,7 +8,7 @@ from cs_systems.analysis.comparison.loop_findings import FORWARD_OPERATORS, INNE
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis.own_python import called_at
-from cs_systems.analysis.diagnosis.python_in_forward import places
+from cs_systems.analysis.diagnosis.python_in_forward import places, work_of
 from cs_systems.config import Phase
 from cs_systems.core.units import human
 
@@ -58,7 +58,8 @@ def _of_samples(evidence: Evidence) -> Diagnosis | None:
         return None
     by_function: dict[tuple[str, str], list[InnerLineRow]] = {}
     for row in INNER_LINES.of(evidence.tables):
-        if row["phase"] != Phase.BACKWARD and not row["is_plain"] and (row.get("late_s") or SHORT_S) < SHORT_S:
+        is_short = (row.get("late_s") or SHORT_S) < SHORT_S
+        if row["phase"] != Phase.BACKWARD and is_short and not row["is_plain"] and not work_of(row):
             by_function.setdefault((row["function"], row["place"].partition(":")[0]), []).append(row)
     least_s = max(NOTABLE * step_s, MOST_OF_FORWARD * evidence.phases_s(Phase.FORWARD, Phase.LOSS))
     rows = [row for alike in by_function.values() if _is_short(alike, least_s) for row in alike]

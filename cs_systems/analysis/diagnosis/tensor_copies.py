@@ -7,7 +7,7 @@ from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis.python_in_forward import of_lines
 
-COPIES = ("clone", "contiguous", "copy", "deepcopy")
+COPIES = ("clone", "contiguous", "copy")
 REMEDY = (
     "remove clone() where nothing writes in place, and contiguous() where the next operator takes any strides; "
     "reshape() copies only where it must"

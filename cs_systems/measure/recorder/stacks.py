@@ -55,7 +55,7 @@ _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 MOST_BYTES = 8_000  # of a function's instructions; to look through more, the program would pause for too long
 DEEPEST = 2  # lists inside lists whose first element is looked at
 _HOLD_LOCALS = {"locals", "vars", "eval", "exec"}  # functions that use the dictionary of their caller's variables
-_METHOD = re.compile(r"([A-Za-z_]\w*)\([^()]*\)$")
+_NAME = re.compile(r"[A-Za-z_]\w*$")
 _LONGEST_CALLEE = 40
 # calls in loops that wait for a point in time: the loop itself is the cause
 CLOCKS = {f"time.{name}" for name in ("perf_counter", "time", "monotonic", "thread_time", "process_time")}
@@ -412,25 +412,31 @@ def function_of(line: Line) -> str:
 
 def callee_of(line: Line) -> str | None:
     """Return the function that the source calls at this place, such as `time.sleep`; None if none is found."""
-    found = _CALLEE.match(_called_text(line)[0])
+    found = _CALLEE.match(_called_text(line))
     name = found[1] if found and found[1] not in CLOCKS else None
     return name if name and len(name) <= _LONGEST_CALLEE else None
 
 
 def method_of(line: Line) -> str | None:
     """Return the last name of the function that is called at this place: `contiguous` of `x.mT.contiguous()`."""
-    text, is_whole = _called_text(line)
-    found = _METHOD.search(text) if is_whole else None
-    return found[1] if found else None
+    text, depth = _called_text(line), 0
+    for place in range(len(text) - 1, -1, -1) if text.endswith(")") else ():
+        depth += (text[place] == ")") - (text[place] == "(")
+        if not depth:  # the bracket that the last one closes
+            found = _NAME.search(text[:place])
+            return found[0] if found else None
+    return None
 
 
-def _called_text(line: Line) -> tuple[str, bool]:
-    """Return the source of an instruction, up to the end of its first line, and whether that is all of it."""
+def _called_text(line: Line) -> str:
+    """Return the source of an instruction."""
     first, last, begin, end = position_of(line)
-    if first is None or begin is None or end is None:
-        return "", False
-    text = linecache.getline(line[0].co_filename, first).encode()
-    return text[begin : end if last == first else len(text)].decode(errors="replace").strip(), last == first
+    if first is None or last is None or begin is None or end is None:
+        return ""
+    texts = [linecache.getline(line[0].co_filename, number).encode() for number in range(first, last + 1)]
+    texts[-1] = texts[-1][:end]
+    texts[0] = texts[0][begin:]
+    return b"".join(texts).decode(errors="replace").strip()
 
 
 def source_of(line: Line) -> str:

@@ -438,7 +438,8 @@ def test_repeated_call_with_a_used_result_is_reported_with_the_same_result() -> 
 
 @pytest.mark.parametrize(
     ("call", "remedy"),
-    [("torch.save", "save less often"), ("time.sleep", "remove the pause"), ("print", "print less often"),
+    [("torch.save", "save less often"), ("picture.save", "write fewer or smaller ones"),
+     ("time.sleep", "remove the pause"), ("print", "print less often"),
      ("loss.item", "read values less often"), ("self.log", "log less often"),
      ("json.dumps", "log fewer values"), ("os.fsync", "write it less often"),
      ("subprocess.run", "start them less often"), ("plt.plot", "log figures less often"),
@@ -768,6 +769,24 @@ def test_plain_python_after_the_model_says_where_it_is() -> None:
         )
     ).diagnoses
     assert "is Python inside the model" in found.cause
+
+
+def test_a_state_that_is_copied_before_backward_is_no_loop_over_small_operators() -> None:
+    row = inner("rollback", 8, 0.03, phase="loss", method="deepcopy", late_s=8e-5, samples=90)
+    (found,) = causes(loop({"inner_lines": [row]}))
+    assert found.sentence.startswith(
+        "30% of the step is Python between the model and backward, which copies objects: rollback() at train.py:8 "
+        "(30%): copy values into tensors that exist"
+    )
+    (found,) = causes(loop({"inner_lines": [row | {"method": "mul", "phase": "forward", "time_s": 0.05}]}))
+    assert found.code == "small-operators"
+
+
+@pytest.mark.parametrize(("share", "named"), [(0.7, " (at first mostly log() at train.py:8, logger.info)"), (0.5, "")])
+def test_growing_steps_name_the_line_that_took_most_of_the_phase_at_first(share: float, named: str) -> None:
+    row = growing("step time", 0.005, 0.025, phase="other")
+    found = causes(loop({"growth": [row], "own_python": [own("log", 8, 0.001, "logger.info") | {"share": share}]}))
+    assert f"after 50 steps, most of it in other{named}: find what each step does" in found[0].sentence
 
 
 def on_gpu(lags: dict[str, float], **tables: Any) -> Evidence:

@@ -25,7 +25,15 @@ from cs_systems.measure.recorder import kept, stacks
 from cs_systems.measure.recorder.memory import Memory
 from cs_systems.measure.recorder.observers import Period, Timing
 from cs_systems.measure.recorder.padding import Padding, filled_share
-from cs_systems.measure.recorder.stacks import Sample, Sampler, holds_locals, line_of, names_read, uses_no_tensor
+from cs_systems.measure.recorder.stacks import (
+    Sample,
+    Sampler,
+    holds_locals,
+    line_of,
+    method_of,
+    names_read,
+    uses_no_tensor,
+)
 from cs_systems.measure.recorder.watch import Watch, _clearest
 from cs_systems.record import append_record, read_records
 from tests.measure.recorder.loops import train
@@ -147,6 +155,23 @@ def test_method_or_attribute_named_like_locals_is_no_reason_to_leave_a_function_
         return vars()
 
     assert [holds_locals(function.__code__) for function in (calls, keeps)] == [False, True]
+
+
+def test_method_of_a_call_is_found_behind_other_calls_and_over_several_lines() -> None:
+    found = []
+
+    def noted(*_: object) -> list[object]:
+        frame = sys._getframe(1)
+        found.append(method_of((frame.f_code, frame.f_lasti)))
+        return []
+
+    noted((len("a"), [str(1)]))
+    noted(
+        {"a": (1, 2)},
+        3,
+    )
+    noted(noted()).copy()
+    assert found == ["noted"] * 4
 
 
 def test_line_uses_no_tensor_unless_one_of_its_names_or_else_of_its_function_does() -> None:
