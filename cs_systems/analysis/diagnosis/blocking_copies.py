@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from cs_systems.analysis.attribution.gaps import COPY
+from cs_systems.analysis.attribution.gaps import COPY, idle_during
 from cs_systems.analysis.attribution.usual_steps import WHOLE_PROCESS
-from cs_systems.analysis.diagnosis import Diagnosis, Rule
-from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule
+from cs_systems.analysis.diagnosis._evidence import FEWEST_KERNELS, MOSTLY, Evidence
 from cs_systems.analysis.replay import CopiesOverlapped
 from cs_systems.core.tables import Row
 from cs_systems.core.units import human
@@ -16,32 +16,60 @@ from cs_systems.readers.forms.trace import steps_of
 PLAIN = "copy from pinned memory, in a stream of its own, while kernels run"
 AHEAD = "copy less, such as a smaller data type, or copy ahead in a stream of its own, while kernels run"
 BACK = "copy to pinned memory, and piece by piece in a stream of its own, while kernels run"
-TO_HOST = re.compile("^DtoH(?! unified)")
+PIECES = "copy from and to pinned memory, and piece by piece in a stream of its own, while kernels run"
+TO_HOST, TO_DEVICE, BOTH_WAYS = (re.compile(f"^{way}(?! unified)") for way in ("DtoH", "HtoD", "(DtoH|HtoD)"))
 PINNED, PAGEABLE = re.compile("pinned"), re.compile("pageable")  # in the name of a copy
 REMEDY = "pin the host's memory (pin_memory=True), copy with non_blocking=True, and copy the next batch ahead"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the gaps between kernels in which a copy ran, or the copies of a program's results to the host."""
-    found = [each for each in (_between(evidence), _after(evidence)) if each]
+    """Find the gaps between kernels in which a copy ran, or the copies of a process around its only pass."""
+    found = [each for each in (_between(evidence), _around(evidence)) if each]
     return max(found, key=lambda each: each.share, default=None)
 
 
-def _after(evidence: Evidence) -> Diagnosis | None:
-    """Find copies to the host after the last kernel, in a recording of a whole process that repeats nothing."""
+def _around(evidence: Evidence) -> Diagnosis | None:
+    """Find copies to the host after the last kernel, in a recording of a whole process that repeats nothing.
+
+    Before and between a few kernels, copies count too.
+    """
     usual = evidence.usual
     if usual is None or not usual.is_once or not usual.total_s or usual.profile.trace.profiler not in WHOLE_PROCESS:
         return None
     trace = usual.profile.trace
-    copies = trace.copies.take(trace.copies.start_s >= trace.kernels.end_s.max())
-    copies = copies.take(copies.name.codes_where(TO_HOST.search))
-    lasted_s = float((copies.end_s - copies.start_s).sum())
+    copies, kernels = trace.copies, trace.kernels
+    before, after = copies.end_s <= kernels.start_s.min(), copies.start_s >= kernels.end_s.max()
+    between = ~before & (copies.end_s <= kernels.start_s.max())
+    is_few = len(kernels) < FEWEST_KERNELS
+    parts = {
+        "to the device before the first kernel": before & copies.name.codes_where(TO_DEVICE.search) & is_few,
+        "between kernels": between & copies.name.codes_where(BOTH_WAYS.search) & is_few,
+        "to the host after the last kernel": after & copies.name.codes_where(TO_HOST.search),
+    }
+    idle_s = idle_during(kernels, copies.start_s, copies.end_s)
+    times = {where: float(idle_s[which].sum()) for where, which in parts.items()}
+    lasted_s = sum(times.values())
     if not lasted_s:
         return None
-    moved = f"{human(float(copies.bytes.sum()), 'bytes')} in {human(lasted_s, 's')}"
-    cause = f"{lasted_s / usual.total_s:.0%} of the recording is copies to the host after the last kernel ({moved})"
-    row: Row = {"copies": len(copies), "time_s": lasted_s, "recording_s": usual.total_s}
-    return Diagnosis(cause, BACK, usual.total_s, takes=lasted_s, evidence=(row,), is_of_recording=True)
+    *named, last = [where for where, time_s in times.items() if time_s >= WORTH * lasted_s]
+    moved = human(float(sum(copies.bytes[which].sum() for which in parts.values())), "bytes")
+    where = f"{', '.join(named)} and {last}" if named else last
+    share = lasted_s / usual.total_s
+    cause = f"{share:.0%} of the recording is copies {where} ({moved} in {human(lasted_s, 's')})"
+    row: Row = {
+        "copies": int(sum(which.sum() for which in parts.values())),
+        "time_s": lasted_s,
+        "recording_s": usual.total_s,
+    }
+    return Diagnosis(
+        cause,
+        BACK if where.startswith("to the host") else PIECES,
+        usual.total_s,
+        takes=lasted_s,
+        evidence=(row,),
+        is_of_recording=True,
+        is_outside=share > MOSTLY,
+    )
 
 
 def _between(evidence: Evidence) -> Diagnosis | None:

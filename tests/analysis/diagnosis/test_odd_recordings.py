@@ -140,6 +140,26 @@ def test_copies_to_the_host_after_the_last_kernel_are_named(tmp_path: Path, numb
     )
 
 
+def test_copies_around_the_few_kernels_of_a_process_come_before_its_start_up(tmp_path: Path) -> None:
+    program = Program()
+    program.event("cuda_runtime", "cudaMalloc", program.now, 50 * MS)
+    program.now += 600 * MS
+    program.launch(20 * MS, "solve(float*)")
+    program.now = program.free + 400 * MS
+    program.launch(20 * MS, "solve(double*)")
+    program.wait()
+    trace = replace(trace_of(program, tmp_path), profiler="nsys")
+    first_s, second_s = trace.kernels.start_s.tolist()
+    times = [("HtoD", first_s - 0.5, first_s - 0.01), ("DtoH", second_s - 0.39, second_s - 0.01)]
+    times.append(("DtoH", second_s + 0.03, second_s + 0.4))
+    copies = Copies.of([Copy("memcpy", *when, 0, 7, 1 << 30, name=f"{way} pageable") for way, *when in times])
+    first = told(replace(trace, copies=copies)).causes[0]
+    assert first.startswith(
+        "87% of the recording is copies to the device before the first kernel, between kernels and to the host after "
+        "the last kernel (3.00 GiB in 1.24 s): copy from and to pinned memory"
+    )
+
+
 @pytest.mark.parametrize(
     ("gpu", "name", "is_named"),
     [
