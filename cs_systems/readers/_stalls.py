@@ -29,8 +29,8 @@ class Kind(StrEnum):
 # interface (`cudaMalloc_v3020`), and the driver's own names may have one (`cuMemAlloc_v2_ptsz`).
 _VERSION = re.compile(r"(_v\d+|_ptsz|_ptds|_spt)+$")
 _KINDS = {
-    Kind.ALLOCATION: r"(cuda|hip)(Malloc|Free|Host(Alloc|Malloc|Register))"
-    r"|cuMem(Alloc|Free|Create|Release|Map|Unmap|SetAccess)",
+    Kind.ALLOCATION: r"(cuda|hip)(Malloc|Free|Host(Alloc|Malloc|Register|Unregister))"
+    r"|cuMem(Alloc|Free|Create|Release|Map|Unmap|SetAccess|Host(Alloc|Register|Unregister))",
     Kind.EVENT_SYNC: r"Event\w*Synchronize",
     Kind.STREAM_SYNC: r"(Stream|Queue)\w*Synchronize",
     Kind.DEVICE_SYNC: r"Synchronize",

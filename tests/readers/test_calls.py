@@ -272,6 +272,7 @@ def test_name_of_a_copy_has_direction_and_memory(text: str, name: str) -> None:
         ("cudaDeviceSynchronize_v3020 cuCtxSynchronize", Kind.DEVICE_SYNC),
         ("cudaMemcpy_v3020 cuMemcpyDtoH_v2 hipMemcpyWithStream", Kind.BLOCKING_COPY),
         ("cudaMalloc_v3020 cudaFree cuMemAlloc_v2 cudaHostAlloc cuMemSetAccess hipMallocAsync", Kind.ALLOCATION),
+        ("cuMemHostAlloc cuMemHostRegister_v2 cuMemHostUnregister cudaHostUnregister", Kind.ALLOCATION),
         ("cudaMemcpyAsync_v3020 cudaMemsetAsync cudaEventQuery cudaLaunchHostFunc cudaStreamCreate", Kind.OTHER),
     ],
 )
