@@ -75,8 +75,9 @@ def find(evidence: Evidence) -> Diagnosis | None:
         return _of_loop(ranks[0], step_s)
     if evidence.config is None and evidence.distribution is not None:
         return _of_one_rank(evidence, evidence.distribution, step_s)
-    if evidence.usual is not None and evidence.usual.profile.trace.ranges.named(lambda name: name.startswith(MPI)):
-        return _of_mpi(evidence.usual.profile, step_s)
+    usual = evidence.usual
+    if usual is not None and evidence.tables and (found := _of_mpi(usual.profile, step_s)) is not None:
+        return found
     rows: list[Row] = list(RANK_OVERLAP.of(evidence.tables))
     left_s = min(step_s, evidence.phase_s(Phase.SYNCHRONIZE) or 0.0)
     waits = any(row.get("transfer_s") is None for row in rows)
