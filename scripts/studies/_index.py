@@ -349,14 +349,14 @@ def _course(folder: Path) -> str:
 def _trace_truth(folder: Path) -> str:
     counts = {row["first sentences"]: row for row in table(folder / "table.md")}
     held_out = counts["of the fifth held-out files with kernels, before any mend was made from them"]
-    sets = ("first", "second held-out", "third held-out", "fourth held-out")
+    sets = ("first", *(f"{each} held-out" for each in ("second", "third", "fourth", "fifth", "sixth")))
     since = [counts[f"of the {files} files with kernels"] for files in sets]
     since.append(counts["of the first held-out files"])
     true, files = (sum(int(row[column]) for row in since) for column in ("true", "files"))
     return (
         f"The first sentence of the analysis was true of {held_out['true']} of {held_out['files']} public files with "
         f"kernels that no mend had been made from, half true of {held_out['half']} and false of {held_out['false']}; "
-        f"since mends were made from the sets before, it is true of {true} of their {files} with kernels."
+        f"since mends were made from all files, it is true of {true} of {files} with kernels."
     )
 
 
