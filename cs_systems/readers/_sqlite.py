@@ -7,11 +7,17 @@ from contextlib import closing
 from pathlib import Path
 
 from cs_systems.config import ConfigError
+from cs_systems.core.formats import GZIP_MAGIC
+from cs_systems.core.printable import command_line
 
 LONGEST_VALUE = 1 << 26  # bytes of a text, blob or row: without a limit an expression can allocate any amount
 
 
 def connect(path: Path) -> sqlite3.Connection:
+    """Return a connection to the file. Raises ConfigError for a compressed one, which SQLite cannot read."""
+    with path.open("rb") as file:
+        if file.read(len(GZIP_MAGIC)) == GZIP_MAGIC:
+            raise ConfigError(f"{path} is compressed; unpack it with {command_line('gunzip', '--keep', path)}")
     database = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
     database.text_factory = lambda raw: raw.decode("utf-8", "replace")
     database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
