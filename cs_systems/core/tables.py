@@ -68,7 +68,7 @@ INDEX = {
     "garbage_collection growth padding iterators forward_operators repeated_forward outcome updates unused_passes "
     "inner_lines dropped_gradients repeated_backward broadcasts threads "
     "unused_gradients dense_gradients repeated_calls hooks anomaly_detection double_precision own_tools unsampled",
-    "cs_systems.analysis.comparison.loop_ranks": "loop_ranks late_rank loop_exchange",
+    "cs_systems.analysis.comparison.loop_ranks": "loop_ranks late_rank loop_exchange loop_collectives",
     "cs_systems.readers.ncu": "counters",
     "cs_systems.record": "ran",
     "cs_systems.core.caveats": "graph_breaks",

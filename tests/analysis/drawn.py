@@ -251,6 +251,7 @@ def reports_of(seed: int) -> list[RankReport]:
             "name": drawn.choice(names), "size_bytes": drawn.choice([0, MIB - 1, MIB, 4 * MIB]), "ranks": ranks,
             "phase": drawn.choice(["forward", "backward", "other"]), "is_early": drawn.random() < 0.3,
             "is_gradients": bool(buckets) and drawn.random() < 0.5, "group": str(drawn.choice([0, 0, 0, 1])),
+            "place": None, "callee": None, "option": None, "changed_bytes": None,
         } for _ in range(drawn.choice([1, 2, 5, 12]))
     ]  # fmt: skip
     extra = drawn.choice(["forward", "backward", "other", "input"])

@@ -15,7 +15,7 @@ machine lengthens, they are the lower quartile.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean, median, median_low
 from typing import TypedDict
@@ -31,6 +31,7 @@ FEWEST = 2  # steps that all ranks observed
 MOSTLY = 0.75  # share of the steps in which the same rank must be the last
 SMALL_BYTES = 1 << 20  # a smaller all-reduce is limited by latency, not by bandwidth; PyTorch's first bucket has 1 MiB
 MANY_SMALL = 8  # number of small calls in a step at which their latency adds up
+MOST_COLLECTIVES = 8  # lines with collectives, those with the largest share
 HALF = 0.5  # share of the parameters' bytes; above it, the all-reduces carry gradients
 BATCH, COMPUTE, INPUT, PYTHON = "batch", "compute", "input", "python"
 MODEL_PHASES = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
@@ -49,6 +50,10 @@ class CallRow(TypedDict):
     queued_s: float  # time for which the loop's thread waited for a core since the previous call; 0 on a GPU
     is_gradients: bool  # all-reduces of DistributedDataParallel that end one backward pass
     is_early: bool  # another backward pass follows without an update in between
+    place: str | None  # the program's own line, such as `train.py:12`
+    callee: str | None  # the function that this line calls
+    option: str | None  # argument of DistributedDataParallel that leaves out its broadcast of buffers; None for others
+    changed_bytes: int | None  # of these buffers, those that have changed since the last broadcast; None if unknown
 
 
 class StepReport(TypedDict):
@@ -128,9 +133,25 @@ class ExchangeRow(TypedDict):
     unused: int | None
 
 
+class CollectiveRow(TypedDict):
+    """Collectives in one phase of a step that one line of the program calls, or all that average gradients."""
+
+    name: str  # of the one that sends most
+    phase: str
+    place: str | None
+    callee: str | None
+    count: int
+    size_bytes: int  # sent in a step
+    share: float  # of the step, as in `ExchangeRow`
+    are_gradients: bool
+    option: str | None  # as in `CallRow`
+    changed_bytes: int | None  # largest of the steps
+
+
 LOOP_RANKS = Table("loop_ranks", LoopRankRow, "ranks of the loop, per step")
 LATE_RANK = Table("late_rank", LateRankRow, "rank that the others wait for")
 EXCHANGE = Table("loop_exchange", ExchangeRow, "exchange between the ranks, per step")
+COLLECTIVES = Table("loop_collectives", CollectiveRow, "collectives of the ranks by line, per step")
 
 
 @dataclass
@@ -176,7 +197,10 @@ def tables_of(reports: Sequence[RankReport]) -> dict[str, Sequence[Row]]:
     late = _late(by_rank, steps)
     leading = late["rank"] if late else min(by_rank, key=lambda rank: _waiting_s(steps, rank))
     rows: list[LoopRankRow] = [_row(rank, steps, rank == leading) for rank in sorted(by_rank)]
-    made: dict[str, Sequence[Row]] = {**LOOP_RANKS.filled(rows), **EXCHANGE.filled([_exchange(by_rank, steps)])}
+    exchange = _exchange(by_rank, steps)
+    made: dict[str, Sequence[Row]] = {**LOOP_RANKS.filled(rows), **EXCHANGE.filled([exchange])}
+    collectives = _collectives(by_rank, steps, exchange["are_gradients"])
+    made |= COLLECTIVES.filled(collectives) if collectives else {}
     made |= LATE_RANK.filled([late]) if late else {}
     own = by_rank[leading]["own_python"]
     return made | (OWN_PYTHON.filled(own) if own else {})
@@ -203,7 +227,8 @@ def _step(reports: Mapping[int, StepReport]) -> _Step:
 def _add(step: _Step, calls: Mapping[int, CallRow]) -> None:
     """Add one collective of a group to a step."""
     least_s, last = min((call["time_s"], rank) for rank, call in calls.items())
-    step.transfers.append((calls[last], least_s))
+    first = calls[min(calls)]  # the ranks may call it at different lines
+    step.transfers.append(({**calls[last], "place": first["place"], "callee": first["callee"]}, least_s))
     if calls[last]["name"] not in TOGETHER:
         return  # a rank that only sends continues before the others
     (first_s, slow), (second_s, _), *_ = sorted((c["time_s"] + c["queued_s"], rank) for rank, c in calls.items())
@@ -329,9 +354,8 @@ def _exchange(by_rank: Mapping[int, RankReport], steps: Sequence[_Step]) -> Exch
     first = by_rank[min(by_rank)]
     calls = steps[-1].reports[first["rank"]]["calls"]
     passes = steps[-1].reports[first["rank"]]["passes"]
+    within = _phases_of_layers(calls)
     reduces = [call for call in calls if call["name"] == "all_reduce" and not call["is_gradients"]]
-    divides_layers = any(call["phase"] in (Phase.FORWARD, Phase.LOSS) for call in reduces)
-    within = MODEL_PHASES if divides_layers else (Phase.FORWARD, Phase.LOSS)
     own = [call for call in reduces if call["phase"] not in within]
     buckets = first["bucket_bytes"]
     by_ddp = sum(call["is_gradients"] for call in calls)
@@ -351,7 +375,7 @@ def _exchange(by_rank: Mapping[int, RankReport], steps: Sequence[_Step]) -> Exch
         return is_reduce(call) and (call["is_gradients"] or call["size_bytes"] < SMALL_BYTES)
 
     def share(belongs: Callable[[CallRow], bool]) -> float:
-        return sorted(step.transfer_share(belongs) for step in steps)[len(steps) // 4]
+        return _share(steps, belongs)
 
     return {
         "ranks": len(by_rank),
@@ -372,6 +396,53 @@ def _exchange(by_rank: Mapping[int, RankReport], steps: Sequence[_Step]) -> Exch
         "search_share": min(_search_share(steps, one) for one in by_rank.values()),
         "unused": largest(one["unused"] for one in by_rank.values()),
     }
+
+
+def _collectives(by_rank: Mapping[int, RankReport], steps: Sequence[_Step], are_gradients: bool) -> list[CollectiveRow]:
+    """Return the collectives of a step by line, those with the largest share first."""
+    first = by_rank[min(by_rank)]
+    within = _phases_of_layers(steps[-1].reports[first["rank"]]["calls"])
+    are_averaged = are_gradients and not first["bucket_bytes"]
+
+    def carries_gradients(call: CallRow) -> bool:
+        return call["is_gradients"] or (are_averaged and call["name"] == "all_reduce" and call["phase"] not in within)
+
+    def key(call: CallRow) -> Hashable:
+        if carries_gradients(call):
+            return "gradients"
+        return call["place"], call["phase"], call["option"]
+
+    def row(of: Hashable) -> CollectiveRow:
+        calls = [call for step in steps for call, _ in step.transfers if key(call) == of]
+        in_last = [call for call, _ in steps[-1].transfers if key(call) == of]
+        most = max(calls, key=lambda call: call["size_bytes"])
+        return {
+            "name": most["name"],
+            "phase": most["phase"],
+            "place": most["place"],
+            "callee": most["callee"],
+            "count": len(in_last),
+            "size_bytes": sum(call["size_bytes"] for call in in_last),
+            "share": _share(steps, lambda call: key(call) == of),
+            "are_gradients": carries_gradients(most),
+            "option": most["option"],
+            "changed_bytes": largest(call["changed_bytes"] for call in calls),
+        }
+
+    rows = [row(of) for of in dict.fromkeys(key(call) for call, _ in steps[-1].transfers)]
+    return sorted(rows, key=lambda each: -each["share"])[:MOST_COLLECTIVES]
+
+
+def _phases_of_layers(calls: Iterable[CallRow]) -> tuple[str, ...]:
+    """Return the phases in which all-reduces belong to the layers of the model, and carry no gradients of weights."""
+    reduces = [call for call in calls if call["name"] == "all_reduce" and not call["is_gradients"]]
+    divides_layers = any(call["phase"] in (Phase.FORWARD, Phase.LOSS) for call in reduces)
+    return MODEL_PHASES if divides_layers else (Phase.FORWARD, Phase.LOSS)
+
+
+def _share(steps: Sequence[_Step], belongs: Callable[[CallRow], bool]) -> float:
+    """Return the share of the step that the transfers of some calls take."""
+    return sorted(step.transfer_share(belongs) for step in steps)[len(steps) // 4]
 
 
 def _search_share(steps: Iterable[_Step], one: RankReport) -> float:

@@ -16,9 +16,18 @@ import numpy as np
 from cs_systems.analysis.attribution.distribution import DDP, FSDP, Distribution
 from cs_systems.analysis.attribution.gaps import idle_during
 from cs_systems.analysis.attribution.overlap import RANK_OVERLAP
-from cs_systems.analysis.comparison.loop_ranks import EXCHANGE, ExchangeRow
+from cs_systems.analysis.comparison.loop_findings import OTHER_PHASES
+from cs_systems.analysis.comparison.loop_ranks import (
+    COLLECTIVES,
+    EXCHANGE,
+    MANY_SMALL,
+    SMALL_BYTES,
+    CollectiveRow,
+    ExchangeRow,
+)
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis.own_python import called_at
 from cs_systems.config import Phase
 from cs_systems.core import plugins
 from cs_systems.core.statistics import quantile
@@ -36,6 +45,7 @@ BUCKETS = "send the gradients in buckets (--strategy ddp_bucketed)"
 SIZES = "try other bucket sizes (--bucket-size-mb)"
 ASK = "analyze the traces of all ranks together: one rank's trace does not tell waiting from transfer"
 COMMAND = "cs-systems analyze RANK0 RANK1 … --ranks"
+MOSTLY = 0.5  # share of the transfer
 NOTABLE = 0.1  # share of a loop's step; on a busy machine, gloo's threads take some of it
 ALONE_BESIDE = "without computation beside it"
 ALONE = f"communication {ALONE_BESIDE}"
@@ -47,6 +57,12 @@ OF_WRAPPER = {
     FSDP: ("gather and reduce in bf16 (MixedPrecisionPolicy)", "prefetch more blocks ahead"),
 }
 OF_LOOP = ("overlap it with backward (DistributedDataParallel, FSDP)", "send bf16")
+# ways for collectives outside of the model's phases
+OTHERS = "send less there, or only in every n-th step"
+OF_OTHERS = {
+    "broadcast": "send it once, or only when it has changed",
+    "all_gather": "reduce it on each rank before, or send it only in every n-th step",
+}
 OF_SOLVER = "send what other ranks need first, from a stream of its own, and compute the rest meanwhile"
 OF_MPI = (
     "send device memory between GPUs directly (NCCL, or an MPI that is aware of CUDA), in fewer messages, and compute "
@@ -72,7 +88,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if evidence.job is not None:
         return _of_job(evidence, evidence.job)
     if ranks := EXCHANGE.of(evidence.tables):
-        return _of_loop(ranks[0], step_s)
+        return _of_loop(ranks[0], COLLECTIVES.of(evidence.tables), step_s)
     if evidence.config is None and evidence.distribution is not None:
         return _of_one_rank(evidence, evidence.distribution, step_s)
     usual = evidence.usual
@@ -105,13 +121,54 @@ def _fastest_s(evidence: Evidence, step_s: float) -> float:
     return min(step_s, quantile(measured.durations_s("step"), 0.1)) if measured and measured.timed else step_s
 
 
-def _of_loop(row: ExchangeRow, step_s: float) -> Diagnosis | None:
-    """Find the transfer in a loop, without sends and receives between two ranks."""
+def _of_loop(row: ExchangeRow, collectives: Sequence[CollectiveRow], step_s: float) -> Diagnosis | None:
+    """Find the transfer in a loop, without sends and receives between two ranks, and the line with most of it."""
     share = row["transfer_share"]
     if share < NOTABLE:
         return None
     cause = f"{share:.0%} of the step is transfer between ranks {ALONE_BESIDE}"
-    return Diagnosis(cause, _joined([*OF_WRAPPER.get(row["wrapper"], OF_LOOP), BATCH]), step_s, step_s * (1 - share))
+    most = _most(collectives, share)
+    if most is None:
+        remedy = _joined([*OF_WRAPPER.get(row["wrapper"], OF_LOOP), BATCH])
+        return Diagnosis(cause, remedy, step_s, step_s * (1 - share), evidence=(row,))
+    of_most, size = min(share, most["share"]), human(most["size_bytes"], "bytes")
+    callee = most["callee"] if most["option"] is None else None  # the call of a model sends its buffers
+    place = f" at {called_at(None, most['place'], callee)}" if most["place"] else ""
+    part = "all of it" if of_most == share else f"{of_most:.0%}"
+    if most["option"] is None:
+        sent = f"in {counted(most['count'], 'call')} of {most['name']} ({size}){place}"
+        remedy = OF_OTHERS.get(most["name"], OTHERS)
+    else:
+        sent = f"for the buffers ({size}) that {DDP} sends from rank 0 before each forward{place}"
+        remedy = _of_buffers(most)
+    return Diagnosis(f"{cause}, {part} {sent}", remedy, step_s, step_s * (1 - of_most), evidence=(row, most))
+
+
+def _most(collectives: Sequence[CollectiveRow], share: float) -> CollectiveRow | None:
+    """Return the line with most of the transfer, if it sends buffers or is outside of the model's phases and updates.
+
+    Buffers come first from a notable share, because nothing else needs to change for them.
+    """
+    large = [one for one in collectives if _is_large(one)]
+    sent = [one for one in large if one["option"] is not None and one["share"] >= NOTABLE]
+    most = max(sent or large, key=lambda one: one["share"], default=None)
+    if most is None or sent:
+        return most
+    is_outside = most["phase"] in OTHER_PHASES and most["place"] is not None and not most["are_gradients"]
+    is_named = is_outside or most["option"] is not None
+    return most if is_named and most["share"] >= MOSTLY * share else None
+
+
+def _is_large(row: CollectiveRow) -> bool:
+    """Return whether more than the latency of a few calls takes the time."""
+    return row["count"] >= MANY_SMALL or row["size_bytes"] >= row["count"] * SMALL_BYTES > 0
+
+
+def _of_buffers(row: CollectiveRow) -> str:
+    """Return how to send no buffers, by what is known about their changes."""
+    if row["changed_bytes"] == 0:
+        return f"pass {row['option']}=False, because no step changes them"
+    return f"pass {row['option']}=False, if each rank may keep its own"
 
 
 def _of_one_rank(evidence: Evidence, found: Distribution, step_s: float) -> Diagnosis:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -15,6 +16,9 @@ from cs_systems.measure.recorder.guard import as_guest
 from cs_systems.measure.workloads._batches import tensors_in
 
 TIMES_MARKED = 3
+# argument that turns off the broadcast of buffers; since torch 2.13 the first one, and the other one is deprecated
+_OPTIONS = "forward_sync_buffers", "broadcast_buffers"
+BUFFERS_OPTION = next(name for name in _OPTIONS if name in inspect.signature(DistributedDataParallel).parameters)
 Span = tuple[Any, Any]  # two marks of the device
 
 
@@ -90,6 +94,23 @@ def exchanged(args: Any, kwargs: Any) -> Exchanged:
     sizes = [sum(t.numel() * t.element_size() for t in tensors) for tensors in buffers]
     received = sum(t.numel() for t in buffers[0]) if buffers else 0
     return Exchanged(max(sizes, default=0), received)
+
+
+class Buffers:
+    """Buffers that DistributedDataParallel sends in a step, to tell which of them have changed since the step before.
+
+    A buffer is known by its identity and its version, which the broadcast itself does not raise.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, set[tuple[int, int]]] = {}  # by model
+
+    def changed_bytes(self, model: DistributedDataParallel) -> int | None:
+        """Return the bytes of the buffers that have changed; None the first time."""
+        before = self._known.get(id(model))
+        now = {(id(each), each._version): each.numel() * each.element_size() for each in model.modules_buffers}
+        self._known[id(model)] = {*now}
+        return None if before is None else sum(size for each, size in now.items() if each not in before)
 
 
 def bucket_bytes(model: DistributedDataParallel) -> Iterator[int]:

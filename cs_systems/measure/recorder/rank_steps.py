@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -30,8 +31,10 @@ from cs_systems.measure.recorder.guard import as_guest
 from cs_systems.measure.recorder.observers import UNTIMED, Observer, Period, Timing
 from cs_systems.measure.recorder.phases import BACKWARD, OPTIMIZER, Moment, Timeline
 from cs_systems.measure.recorder.rank_calls import (
+    BUFFERS_OPTION,
     Backward,
     Begun,
+    Buffers,
     Exchanged,
     Span,
     bucket_bytes,
@@ -40,7 +43,7 @@ from cs_systems.measure.recorder.rank_calls import (
     marking_s,
     trained,
 )
-from cs_systems.measure.recorder.stacks import CoreQueue
+from cs_systems.measure.recorder.stacks import CoreQueue, Line, callee_of, own_lines, place_of
 from cs_systems.measure.recorder.subject import Subject
 from cs_systems.measure.recorder.tracker import Tracker
 from cs_systems.readers.forms.jobs import kind
@@ -72,7 +75,10 @@ class _Call:
     exchanged: Exchanged
     moment: Moment
     backward: int  # number of backward passes that had begun in this step
+    line: Line | None  # the program's own
     is_gradients: bool = False
+    option: str | None = None
+    changed_bytes: int | None = None
     queued_s: float = 0.0
     spans: list[Span] = field(default_factory=list)
 
@@ -120,6 +126,7 @@ class RankSteps(Observer):
 
     def _clear(self) -> None:
         self._steps: dict[int, _Step] = {}
+        self._sent = Buffers()
         self._left_out = 0
         self._buckets: list[int] = []
         self._start()
@@ -237,6 +244,10 @@ class RankSteps(Observer):
             "queued_s": 0.0 if self._device.is_cuda else call.queued_s,
             "is_gradients": call.is_gradients,
             "is_early": 0 < passed < len(updated) and not updated[passed - 1],
+            "place": None if call.line is None else place_of(call.line),
+            "callee": None if call.line is None else callee_of(call.line),
+            "option": call.option,
+            "changed_bytes": call.changed_bytes,
         }
 
     def _observes(self) -> bool:
@@ -290,7 +301,8 @@ class RankSteps(Observer):
     def _new_call(self, name: str, group: Any, exchanged: Exchanged) -> _Call:
         tracker = self._tracker
         passes = len(self._passes) + tracker.is_open(BACKWARD)
-        return _Call(name, str(group.group_name), group.size(), exchanged, tracker.moment(), passes)
+        line = own_lines(sys._getframe(1))[1]
+        return _Call(name, str(group.group_name), group.size(), exchanged, tracker.moment(), passes, line)
 
     def _observe_waits(self) -> Undo:
         wait = dist.Work.wait
@@ -345,6 +357,7 @@ class RankSteps(Observer):
     def _sent_buffers(self, model: DistributedDataParallel, begun: Begun) -> None:
         if self._observes() and self._is_on_stream() and model.modules_buffers:
             call = self._new_call("broadcast", model.process_group, exchanged(model.modules_buffers, {}))
+            call.option, call.changed_bytes = BUFFERS_OPTION, self._sent.changed_bytes(model)
             self._span_ends(call, begun)
             self._calls.append(call)
 

@@ -9,6 +9,7 @@ import pytest
 
 from cs_systems.analysis.comparison.loop_findings import OWN_PYTHON, OwnPythonRow
 from cs_systems.analysis.comparison.loop_ranks import (
+    COLLECTIVES,
     EXCHANGE,
     LATE_RANK,
     LOOP_RANKS,
@@ -23,7 +24,8 @@ MIB = 1 << 20
 
 def call(time_s: float, name: str = "all_reduce", **values: Any) -> CallRow:
     row: CallRow = {"name": name, "group": "0", "ranks": 2, "size_bytes": 4 * MIB, "received": 0, "phase": "backward",
-                    "time_s": time_s, "queued_s": 0.0, "is_gradients": False, "is_early": False}  # fmt: skip
+                    "time_s": time_s, "queued_s": 0.0, "is_gradients": False, "is_early": False, "place": None,
+                    "callee": None, "option": None, "changed_bytes": None}  # fmt: skip
     return {**row, **values}  # type: ignore[typeddict-item]
 
 
@@ -182,3 +184,23 @@ def test_search_is_a_share_of_the_step_without_waits_for_a_slower_rank() -> None
     rows = [step(call(0.5), search_s=0.05, backward=0.6), step(call(0.1), search_s=0.05, queued_s=0.4)]
     reports = [report(rank, 3 * [row], marked=600, unused=0) for rank, row in enumerate(rows)]
     assert EXCHANGE.of(tables_of(reports))[0]["search_share"] == pytest.approx(0.05 / 0.6)
+
+
+def test_transfers_are_added_up_by_line_and_gradients_together() -> None:
+    sent = {"name": "broadcast", "phase": "forward", "option": "forward_sync_buffers", "size_bytes": 16 * MIB}
+    metrics = {"name": "all_gather", "phase": "other", "size_bytes": 8, "callee": "dist.all_gather_object"}
+    own = [call(0.125, is_gradients=True), call(0.0625, phase="other"), call(0.0625, phase="other")]
+    steps = [
+        [step(*own, call(0.25, **sent, place=f"train.py:{rank + 1}", changed_bytes=changed),
+              *2 * [call(0.03125, **metrics, place="train.py:9")]) for changed in (None, 0)]
+        for rank in (0, 1)
+    ]  # fmt: skip
+    rows = COLLECTIVES.of(tables_of([report(rank, steps[rank]) for rank in (0, 1)]))
+    assert [(row["name"], row["place"], row["count"], row["share"]) for row in rows] == [
+        ("all_reduce", None, 3, 0.25),
+        ("broadcast", "train.py:1", 1, 0.25),
+        ("all_gather", "train.py:9", 2, 0.0625),
+    ]
+    assert [(row["size_bytes"], row["are_gradients"], row["changed_bytes"]) for row in rows] == [
+        (12 * MIB, True, None), (16 * MIB, False, 0), (16, False, None),
+    ]  # fmt: skip

@@ -122,6 +122,58 @@ def test_healthy_exchange_has_no_cause(known: Any) -> None:
     assert found.nothing == "nothing found that would save more than 5% of the step's time"
 
 
+MIB = 1 << 20
+SENT = {"name": "broadcast", "phase": "forward", "place": "train.py:7", "callee": "model", "count": 1, "share": 0.3,
+        "size_bytes": 15 * MIB, "are_gradients": False, "option": None, "changed_bytes": None}  # fmt: skip
+BUFFERS = SENT | {"option": "forward_sync_buffers", "changed_bytes": 0}
+OTHER = SENT | {"phase": "other", "callee": "dist.broadcast"}
+GRADIENTS = SENT | {"name": "all_reduce", "phase": "backward", "are_gradients": True, "place": None, "callee": None}
+
+
+@pytest.mark.parametrize(
+    ("sent", "sentence"),
+    [
+        (
+            [GRADIENTS | {"share": 0.25}, BUFFERS | {"share": 0.15}],
+            "40% of the step is transfer between ranks without computation beside it, 15% for the buffers (15.0 MiB) "
+            "that DistributedDataParallel sends from rank 0 before each forward at train.py:7: pass "
+            "forward_sync_buffers=False, because no step changes them; not below 85 ms, now 100 ms",
+        ),
+        (
+            [BUFFERS | {"share": 0.4, "changed_bytes": MIB}],
+            "40% of the step is transfer between ranks without computation beside it, all of it for the buffers "
+            "(15.0 MiB) that DistributedDataParallel sends from rank 0 before each forward at train.py:7: pass "
+            "forward_sync_buffers=False, if each rank may keep its own; not below 60 ms, now 100 ms",
+        ),
+        (
+            [OTHER | {"count": 170}],
+            "40% of the step is transfer between ranks without computation beside it, 30% in 170 calls of broadcast "
+            "(15.0 MiB) at train.py:7, dist.broadcast: send it once, or only when it has changed; not below 70 ms, "
+            "now 100 ms",
+        ),
+    ],
+    ids=["buffers", "changed buffers", "other"],
+)
+def test_transfer_outside_of_backward_is_named_with_its_line(sent: Any, sentence: str) -> None:
+    assert apply_rules(ranks({"transfer_share": 0.4}, loop_collectives=sent)).diagnoses[0].sentence == sentence
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        [GRADIENTS, BUFFERS | {"share": 0.09}],
+        [GRADIENTS | {"share": 0.1}, BUFFERS | {"share": 0.3, "size_bytes": MIB - 1}],
+        [OTHER | {"share": 0.19}],
+        [OTHER | {"place": None}],
+        [SENT | {"name": "all_gather"}],
+    ],
+    ids=["small share", "small buffers", "small share of the transfer", "no line", "of the model"],
+)
+def test_other_transfer_keeps_its_remedy(sent: Any) -> None:
+    found = apply_rules(ranks({"transfer_share": 0.4}, loop_collectives=sent)).diagnoses[0]
+    assert found.remedy.startswith("send the gradients in bf16 (bf16_compress_hook), try other bucket sizes")
+
+
 def test_search_that_finds_nothing_is_named_for_less_than_other_causes() -> None:
     """Its remedy costs nothing; one that finds unused parameters needs a change of the model."""
     found = {share: apply_rules(ranks({"marked": 600, "search_share": share, "unused": 0})) for share in (0.019, 0.021)}

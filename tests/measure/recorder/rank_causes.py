@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cs_systems import Recorder
 
-KINDS = ("sleeps", "batch", "passes", "no_sync", "buckets", "tensors", "searches", "stages", "tokens")
+KINDS = ("sleeps", "batch", "passes", "no_sync", "buckets", "tensors", "searches", "stages", "tokens", "buffers")
 STEPS = 12
 
 
@@ -29,6 +29,8 @@ def model_of(kind: str) -> Any:
     net = nn.Sequential(*[nn.Linear(width, width) for _ in range(layers)])
     if kind in ("tensors", "stages", "tokens"):
         return net
+    if kind == "buffers":
+        net.register_buffer("table", torch.zeros(1 << 18))  # 1 MiB, which no step changes
     options = {"buckets": {"bucket_cap_mb": 1e-5}, "searches": {"find_unused_parameters": True}}.get(kind, {})
     return DistributedDataParallel(net, **options)
 
@@ -62,7 +64,7 @@ def step(kind: str, model: Any, rank: int) -> Tensor:
         with context:
             inputs = torch.ones(2048 if kind == "batch" and rank else 8, width)
             rows = Exchange.apply(inputs.requires_grad_()) if kind == "tokens" else inputs
-            loss: Tensor = model(rows).square().mean()
+            loss: Tensor = model(rows).square().mean()  # forward
             if kind == "tokens" and rank:
                 time.sleep(0.02)  # the work of an expert with many tokens
             loss.backward()

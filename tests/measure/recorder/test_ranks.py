@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 import pytest
+from torch.nn.parallel import DistributedDataParallel
 
 from cs_systems.analysis.diagnosis import diagnose
 from cs_systems.core.caveats import Caveat
@@ -157,6 +159,17 @@ def test_exchange_of_the_ranks_is_counted(kind: str, of_causes: tuple[Path, list
     (record,) = read_records(of_causes[0] / kind)[0]
     row = first_row(record.results, "loop_exchange")
     assert {name: row[name] for name in EXCHANGED[kind]} == EXCHANGED[kind]
+
+
+@pytest.mark.timeout(120)
+def test_buffers_that_each_forward_sends_are_named_with_its_line(of_causes: tuple[Path, list[str]]) -> None:
+    (record,) = read_records(of_causes[0] / "buffers")[0]
+    lines = Path(rank_causes.__file__).read_text().splitlines()
+    line = next(n for n, text in enumerate(lines, 1) if text.endswith("# forward"))
+    sent = {row["place"]: row for row in record.results["loop_collectives"]}[f"rank_causes.py:{line}"]
+    assert sent["option"] in inspect.signature(DistributedDataParallel).parameters
+    names = ("name", "phase", "callee", "count", "size_bytes", "changed_bytes")
+    assert [sent[name] for name in names] == ["broadcast", "forward", "model", 1, 1 << 20, 0]
 
 
 @pytest.mark.timeout(120)
