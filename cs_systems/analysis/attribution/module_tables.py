@@ -97,9 +97,9 @@ _TIMES = "forward_s backward_s time_s share flops achieved_flops_per_s ceiling_s
     headings={"path": "module"},
 )
 def modules(profile: Profile, costs: Costs = NO_COSTS) -> list[ModuleRow]:
-    """Return one row for each module, in the order of the model."""
+    """Return one row for each module, in the order of the model; none without kernels, whose time they divide."""
     known = profile.trace.modules
-    if known is None:
+    if known is None or not profile.trace.kernels:
         return []
     count = len(profile.steps)
     own: dict[Any, float] = defaultdict(float)

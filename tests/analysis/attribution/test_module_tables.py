@@ -186,3 +186,10 @@ def test_equal_steps_have_no_note_of_kinds(write_trace: WriteTrace) -> None:
     for name in ("ratio", "phases", "layers", "families"):
         said = tables.notes(name, equal, tables.TABLES[name](equal) if name in tables.TABLES else [])
         assert not any("different kinds" in note or "not included" in note for note in said), name
+
+
+def test_without_kernels_no_module_has_a_time(write_trace: WriteTrace) -> None:
+    events = [marked("step", 0, 1000), *(marked(path or "Net", *span) for path, span in SPANS.items())]
+    found = profile(replace(read(write_trace(events)), modules=Modules(MODULES)))
+    assert not found.trace.kernels
+    assert module_tables.modules(found) == module_tables.tree(found) == []
