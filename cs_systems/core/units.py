@@ -51,6 +51,7 @@ SCALES: dict[str, tuple[Unit, ...]] = {
         ("_mflops", "MFLOP", 1e6),
         ("_flops", "FLOP", 1),
     ),
+    "_c": _scale(("_c", "°C", 1)),
     "_hz": _scale(("_ghz", "GHz", 1e9), ("_mhz", "MHz", 1e6), ("_hz", "Hz", 1)),
     **{share: _scale((share, "%", 1e-2)) for share in ("mfu", "hfu", "spread", "share")},
 }

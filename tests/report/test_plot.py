@@ -61,7 +61,7 @@ def test_figure_has_title_axis_label_and_annotations(kind: str, train_records: l
     words = " ".join(text.get_text() for of in (axes, *drawn.legends) for text in of.findobj(Text))
     expected = {
         "phases": "oom: predicted 151 GiB",
-        "rate": "fp32 ceiling, 67 TFLOP/s (NVIDIA H200 data sheet, SXM, dense)",
+        "rate": "fp32 ceiling, 67.0 TFLOP/s (NVIDIA H200 data sheet, SXM, dense)",
         "warmup": "compiling",
     }
     assert expected.get(kind, "") in words

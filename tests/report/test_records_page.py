@@ -84,6 +84,8 @@ def test_page_states_device_versions_caveats_and_origin(page: str) -> None:
         "cs-systems time --size small",
         "recorded2026-11-18 11:06 to 11:18 UTC",
         "hostgpu-7",
+        "temperature47.0 °C",
+        "cs_systems0.1.0",
         '"context_length": 1024',
     ):
         assert expected in text

@@ -56,7 +56,7 @@ def rate(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     for (_, source), cells in data.groupby(["ceiling_flops_per_s", "ceiling_source"]):
         precisions = ", ".join(dict.fromkeys(cells["precision"].dropna()))
         height = float(cells["ceiling_flops_per_s"].iloc[0]) / unit.factor
-        ceilings[f"{precisions} ceiling, {height:,.4g} {unit.label} ({source})"] = height
+        ceilings[f"{precisions} ceiling, {units.in_unit(height * unit.factor, unit)} {unit.label} ({source})"] = height
     return _curves(data, f"{unit.label}, causal attention counts half", draw, ceilings=ceilings)
 
 

@@ -1,10 +1,14 @@
 // The list of the keys, which `?` opens, and the controls that the pages share.
+function listKeys() {
+  byId("help").showModal();
+  byId("help").scrollTop = 0; // the button that gets the focus stands at the end
+}
 addEventListener("keydown", (event) => {
   if (event.key !== "?" || isTyping(event)) return;
-  byId("help").showModal();
+  listKeys();
   event.preventDefault();
 });
-byId("keys").addEventListener("click", () => byId("help").showModal());
+byId("keys").addEventListener("click", listKeys);
 
 // Connect the buttons of a timeline and the field of the search to their functions.
 function controls(timeline, search, nextHit) {

@@ -224,8 +224,8 @@ def _environment(records: Iterable[RunRecord]) -> list[tuple[str, str]]:
     for field in fields(Environment):
         values = [v for e in known if (v := getattr(e, field.name)) is not None]
         if values:
-            name = field.name.removesuffix(units.base_suffix(field.name) or "").replace("_", " ")
-            rows.append((name, _values(field.name, values)))
+            name = field.name.removesuffix(units.base_suffix(field.name) or "")
+            rows.append((name if name == "cs_systems" else name.replace("_", " "), _values(field.name, values)))
     return rows
 
 
