@@ -18,6 +18,7 @@ MOST_NAMED = 2
 NO_CALLS = "makes no CUDA call"
 REMEDY = "move this work out of the step, or into another process"
 UNNAMED = "find what the program does there: record with with_stack=True, or mark it by record_function"
+UNNAMED_PLAIN = "find what the program does there: mark its parts with NVTX ranges"  # for a program without PyTorch
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
@@ -37,7 +38,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     )
     where = ", ".join(f"{row['time_s'] / whole_s:.0%} in {row['host']}" for row in named[:MOST_NAMED])
     evidence_rows: tuple[Row, ...] = tuple(rows)
-    remedy = work.remedy if work else REMEDY if named else UNNAMED
+    remedy = work.remedy if work else REMEDY if named else UNNAMED if evidence.uses_torch else UNNAMED_PLAIN
     is_one = bool(named) and named[0]["time_s"] >= MOSTLY * whole_s  # else the replay of one range tells nothing of all
     change = HostScaled(0.0, named[0]["host"]) if is_one else None
     return Diagnosis(cause, remedy, step_s, step_s - silent_s, evidence=evidence_rows, where=where, change=change)

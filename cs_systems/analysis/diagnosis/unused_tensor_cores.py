@@ -25,6 +25,8 @@ FASTER = (Precision.BF16, Precision.FP16)
 # Under autocast the host also launches the casts: of 11 model families on one H200 it took 1.09 to 1.43 times as long.
 AUTOCAST = 1.43
 REMEDY = "compute in bf16 (torch.autocast; --precision bf16), or at least allow TF32 (--precision tf32)"
+# of a program without PyTorch
+PLAIN, PLAIN_WITHOUT_BF16 = "compute these products in bf16, or in TF32", "compute these products in fp16"
 WITHOUT_BF16 = "compute in fp16 (torch.autocast with dtype=torch.float16 and a GradScaler; --precision fp16)"
 
 
@@ -43,7 +45,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     least_s = _least_s(evidence, then) if then else None
     return Diagnosis(
         cause,
-        WITHOUT_BF16 if lacks_bf16(evidence.device_name or "") else REMEDY,
+        _remedy(evidence),
         step_s,
         least_s,
         evidence=tuple(rows),
@@ -60,6 +62,13 @@ def _names(rows: Sequence[Row]) -> str:
         name for name, found in (("matrix products", not all(convolving)), ("convolutions", any(convolving))) if found
     ]
     return " and ".join(names)
+
+
+def _remedy(evidence: Evidence) -> str:
+    is_old = lacks_bf16(evidence.device_name or "")
+    if not evidence.uses_torch:
+        return PLAIN_WITHOUT_BF16 if is_old else PLAIN
+    return WITHOUT_BF16 if is_old else REMEDY
 
 
 def _least_s(evidence: Evidence, peak_flops_per_s: float) -> float | None:

@@ -423,3 +423,20 @@ def test_pause_between_operators_is_named_where_no_kernel_is(tmp_path: Path) -> 
         "nothing was judged: 100% of the recording passes without an operator (20.0 s, before "
         "'enumerate(DataLoader)#_Iter.__next__'), and the trace has no kernels; record on a machine with a GPU"
     )
+
+
+@pytest.mark.parametrize(
+    ("other", "remedy"),
+    [
+        (ELEMENTWISE, "compute in bf16 (torch.autocast)"),
+        ("stencil(float*)", "compute these products in bf16, or in TF32"),
+    ],
+)
+def test_remedy_of_products_names_torch_only_where_the_program_uses_it(other: str, remedy: str, tmp_path: Path) -> None:
+    program = Program()
+    for _ in range(50):
+        program.launch(1 * MS, SGEMM)
+        program.launch(0.1 * MS, other)
+    program.wait()
+    (found,) = (one for one in told(trace_of(program, tmp_path)).diagnoses if one.code == "unused-tensor-cores")
+    assert found.remedy.startswith(remedy)
