@@ -221,7 +221,7 @@ def inventory_text(args: Analyze, sources: Sequence[Source]) -> str:
     if args.format != "csv":
         sections.insert(0, (HOLDS, rows, []))
     where = ", ".join(map(str, sorted(roots)[:3])) + (" …" if len(roots) > 3 else "")
-    said = "these files are not known to be ranks of one job, so each is listed and none is analyzed"
+    said = "the files are not known to be ranks of one job: each is listed, none analyzed"
     opening = said if args.format == "html" else ""  # elsewhere it is a line of the heading
     heading = [f"{where} · {counted(len(rows), 'file')}", *([] if opening else [said])]
     texts = document_text(args.format, heading, sections, args.output)

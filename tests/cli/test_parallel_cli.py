@@ -276,7 +276,7 @@ def test_each_rank_has_a_row_with_equal_transfer_time(records: list[RunRecord]) 
 def test_analyze_of_a_run_names_the_cell_of_each_trace(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", str(run[2])]) == 0
     out = capsys.readouterr().out
-    assert "not known to be ranks of one job, so each is listed and none is analyzed" in out
+    assert "not known to be ranks of one job: each is listed, none analyzed" in out
     cells = " ".join(out[out.index("contents of the files") :].split())
     assert cells.count("tiny ctx 64 batch 1") == 3
     assert cells.count("zero1_flat") == 2
