@@ -99,7 +99,7 @@ def test_ranks_listings_and_comparisons_have_pages(
         (
             ["analyze", folder],
             f"Files of {folder}",
-            ["these files are not known to be ranks of one job", "Contents of the files", "a.sqlite"],
+            ["files are not known to be ranks of one job", "Contents of the files", "a.sqlite"],
         ),
         (["analyze", trace, trace], "b.json.gz compared with b.json.gz", ["change"]),
         (["compare", trace, trace], "b.json.gz compared with b.json.gz", ["change"]),
