@@ -113,6 +113,7 @@ def test_pinned_collective_is_outlined_on_all_ranks_and_summed_up_by_rank(tmp_pa
         + """
 const line = byName("timeline"), answers = {};
 answers.buttons = [...byName("families").children].map((one) => one.textContent);
+answers.shown = byName("shown").textContent;
 answers.hatched = [...byName("families").querySelectorAll("i")].map((one) => one.style.background.includes("gradient"));
 const wait = rows.find((row) => row.say.match && palette.names[row.shades[0]] === "waiting");
 event(line, "click", timeline.xAt(wait.start[0] + wait.duration[0] / 2), wait.top + 5);
@@ -133,6 +134,7 @@ answer(answers);
 """,
     )
     assert seen["buttons"] == ["other work, copies", "waiting for other ranks", "transfer"]
+    assert seen["shown"].startswith("0 s … ")
     assert seen["hatched"] == [True, True, False]  # as in the timeline
     assert seen["pinned"].startswith("all_reduce, 4.00 MiB, rank 0\n")
     assert seen["marked"] == [0, 0, 1, 1, 2]

@@ -2,6 +2,7 @@
 const byId = (id) => document.getElementById(id);
 const digits = (value) => value >= 999.5 ? grouped(Math.round(value)) : value.toFixed(Math.max(0, 2 - Math.floor(Math.log10(Math.max(value, 1)))));
 function time(ns) {
+  if (!ns) return "0 s";
   const [unit, name] = ns >= 1e9 ? [1e9, "s"] : ns >= 1e6 ? [1e6, "ms"] : ns >= 1e3 ? [1e3, "µs"] : [1, "ns"];
   return `${unit === 1 ? Math.round(ns) : digits(ns / unit)} ${name}`;
 }
