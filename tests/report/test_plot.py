@@ -194,6 +194,7 @@ def test_warmup_causes_come_only_from_sample_fields(build: Build) -> None:
     first, *_, last = measurement.samples
     assert causes(first, 1.98e9) == ["compiling 500 ms", "40 cudaMalloc", "clock at 1.20 GHz"]
     assert causes(last, 1.98e9) == []
+    assert causes(replace(last, device_mallocs=1165), None) == ["1,165 cudaMalloc"]
     assert causes(replace(last, sm_clock_hz=None), None) == []
 
 

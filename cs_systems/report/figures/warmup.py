@@ -86,7 +86,7 @@ def causes(sample: Sample, highest_clock_hz: float | None) -> list[str]:
         spent = f" {units.human(sample.compile_s, 's')}" if sample.compile_s else ""
         found.append(f"compiling{spent}")
     if sample.device_mallocs:
-        found.append(f"{sample.device_mallocs} cudaMalloc")
+        found.append(f"{sample.device_mallocs:,} cudaMalloc")
     if sample.sm_clock_hz and highest_clock_hz and sample.sm_clock_hz < LOW_CLOCK * highest_clock_hz:
         found.append(f"clock at {units.human(sample.sm_clock_hz, 'hz')}")
     return found
