@@ -145,7 +145,7 @@ class CollectiveRow(TypedDict):
     share: float  # of the step, as in `ExchangeRow`
     are_gradients: bool
     option: str | None  # as in `CallRow`
-    changed_bytes: int | None  # largest of the steps
+    changed_bytes: int | None  # largest of the steps and ranks
 
 
 LOOP_RANKS = Table("loop_ranks", LoopRankRow, "ranks of the loop, per step")
@@ -228,7 +228,10 @@ def _add(step: _Step, calls: Mapping[int, CallRow]) -> None:
     """Add one collective of a group to a step."""
     least_s, last = min((call["time_s"], rank) for rank, call in calls.items())
     first = calls[min(calls)]  # the ranks may call it at different lines
-    step.transfers.append(({**calls[last], "place": first["place"], "callee": first["callee"]}, least_s))
+    changed_bytes = largest(call["changed_bytes"] for call in calls.values())  # one rank alone may write its buffers
+    called: CallRow = {**calls[last], "place": first["place"], "callee": first["callee"],
+                       "changed_bytes": changed_bytes}  # fmt: skip
+    step.transfers.append((called, least_s))
     if calls[last]["name"] not in TOGETHER:
         return  # a rank that only sends continues before the others
     (first_s, slow), (second_s, _), *_ = sorted((c["time_s"] + c["queued_s"], rank) for rank, c in calls.items())

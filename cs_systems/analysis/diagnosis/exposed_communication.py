@@ -140,7 +140,7 @@ def _of_loop(row: ExchangeRow, collectives: Sequence[CollectiveRow], step_s: flo
         remedy = OF_OTHERS.get(most["name"], OTHERS)
     else:
         sent = f"for the buffers ({size}) that {DDP} sends from rank 0 before each forward{place}"
-        remedy = _of_buffers(most)
+        remedy = _of_buffers(most, row["steps"])
     return Diagnosis(f"{cause}, {part} {sent}", remedy, step_s, step_s * (1 - of_most), evidence=(row, most))
 
 
@@ -164,11 +164,10 @@ def _is_large(row: CollectiveRow) -> bool:
     return row["count"] >= MANY_SMALL or row["size_bytes"] >= row["count"] * SMALL_BYTES > 0
 
 
-def _of_buffers(row: CollectiveRow) -> str:
-    """Return how to send no buffers, by what is known about their changes."""
-    if row["changed_bytes"] == 0:
-        return f"pass {row['option']}=False, because no step changes them"
-    return f"pass {row['option']}=False, if each rank may keep its own"
+def _of_buffers(row: CollectiveRow, steps: int) -> str:
+    """Return how to send no buffers; other steps, and writes that raise no version, may change them unseen."""
+    unchanged = f" (no change was seen in {counted(steps, 'step')})" if row["changed_bytes"] == 0 else ""
+    return f"pass {row['option']}=False, if each rank may keep its own{unchanged}"
 
 
 def _of_one_rank(evidence: Evidence, found: Distribution, step_s: float) -> Diagnosis:

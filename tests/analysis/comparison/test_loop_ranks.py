@@ -191,8 +191,8 @@ def test_transfers_are_added_up_by_line_and_gradients_together() -> None:
     metrics = {"name": "all_gather", "phase": "other", "size_bytes": 8, "callee": "dist.all_gather_object"}
     own = [call(0.125, is_gradients=True), call(0.0625, phase="other"), call(0.0625, phase="other")]
     steps = [
-        [step(*own, call(0.25, **sent, place=f"train.py:{rank + 1}", changed_bytes=changed),
-              *2 * [call(0.03125, **metrics, place="train.py:9")]) for changed in (None, 0)]
+        [step(*own, call(0.25, **sent, place=f"train.py:{rank + 1}", changed_bytes=changed and rank * changed),
+              *2 * [call(0.03125, **metrics, place="train.py:9")]) for changed in (None, MIB)]
         for rank in (0, 1)
     ]  # fmt: skip
     rows = COLLECTIVES.of(tables_of([report(rank, steps[rank]) for rank in (0, 1)]))
@@ -202,5 +202,5 @@ def test_transfers_are_added_up_by_line_and_gradients_together() -> None:
         ("all_gather", "train.py:9", 2, 0.0625),
     ]
     assert [(row["size_bytes"], row["are_gradients"], row["changed_bytes"]) for row in rows] == [
-        (12 * MIB, True, None), (16 * MIB, False, 0), (16, False, None),
+        (12 * MIB, True, None), (16 * MIB, False, MIB), (16, False, None),
     ]  # fmt: skip
