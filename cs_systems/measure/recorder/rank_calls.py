@@ -99,8 +99,8 @@ def exchanged(args: Any, kwargs: Any) -> Exchanged:
 class Buffers:
     """Buffers that DistributedDataParallel sends in a step, to tell which of them have changed since the step before.
 
-    A buffer is known by its identity and its version, which the broadcast itself does not raise. Some writes do not raise
-    it either: those to `.data`, and of running means by `torch.nn.functional.batch_norm`.
+    A buffer is known by its identity and its version, which the broadcast itself does not raise. Writes to
+    `.data` do not raise it either, nor does `torch.nn.functional.batch_norm` for the running means.
     """
 
     def __init__(self) -> None:

@@ -137,8 +137,8 @@ GRADIENTS = SENT | {"name": "all_reduce", "phase": "backward", "are_gradients": 
             [GRADIENTS | {"share": 0.25}, BUFFERS | {"share": 0.15}],
             "40% of the step is transfer between ranks without computation beside it, 15% for the buffers (15.0 MiB) "
             "that DistributedDataParallel sends from rank 0 before each forward at train.py:7: pass "
-            "forward_sync_buffers=False, if each rank may keep its own (no change was seen in 5 steps); not below 85 ms, "
-            "now 100 ms",
+            "forward_sync_buffers=False, if each rank may keep its own (no change was seen in 5 steps); not below "
+            "85 ms, now 100 ms",
         ),
         (
             [BUFFERS | {"share": 0.4, "changed_bytes": MIB}],
