@@ -171,7 +171,9 @@ def difference_heading(
 
 
 def difference_opening(a: Attribution, b: Attribution, rows: Sequence[DifferenceRow]) -> str:
-    """Return the difference of two peaks in a sentence, with the categories that it comes from."""
+    """Return the difference of two known peaks in a sentence, with the categories that it comes from; else ""."""
+    if not (a.replay.has_peak and b.replay.has_peak):
+        return ""
     left, right = a.replay.peak_bytes, b.replay.peak_bytes
     if left == right:
         return f"the candidate's peak is {human(right, 'bytes')}, as the baseline's"

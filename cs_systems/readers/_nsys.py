@@ -109,7 +109,7 @@ def read(path: Path, process: int | None = None) -> Trace:
         except MemoryError:
             raise sqlite.too_large(path) from None
         except (sqlite3.DatabaseError, OverflowError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is a damaged export ({error}); export it again from the .nsys-rep") from None
+            raise sqlite.damaged(path, "export", error, "export it again from the .nsys-rep") from None
 
 
 def processes(path: Path) -> list[int]:

@@ -60,7 +60,7 @@ def read(path: Path, process: int | None = None) -> Trace:
     except MemoryError:
         raise sqlite.too_large(path) from None
     except (sql.DatabaseError, OverflowError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is a damaged database of rocprofv3 ({error}); record again") from None
+        raise sqlite.damaged(path, "database of rocprofv3", error, "record again") from None
 
 
 def _read(database: sql.Connection, path: Path, wanted: int | None) -> Trace:

@@ -8,16 +8,11 @@ from pathlib import Path
 
 from cs_systems.config import ConfigError
 from cs_systems.core.formats import GZIP_MAGIC
-from cs_systems.core.printable import command_line
 
 LONGEST_VALUE = 1 << 26  # bytes of a text, blob or row: without a limit an expression can allocate any amount
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Return a connection to the file. Raises ConfigError for a compressed one, which SQLite cannot read."""
-    with path.open("rb") as file:
-        if file.read(len(GZIP_MAGIC)) == GZIP_MAGIC:
-            raise ConfigError(f"{path} is compressed; unpack it with {command_line('gunzip', '--keep', path)}")
     database = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
     database.text_factory = lambda raw: raw.decode("utf-8", "replace")
     database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
@@ -29,6 +24,14 @@ def connect(path: Path) -> sqlite3.Connection:
 def too_large(path: Path) -> ConfigError:
     """Return the error for a file that cannot be read because memory is too small."""
     return ConfigError(f"{path} needs more memory than is free; use a machine with more memory, or record fewer steps")
+
+
+def damaged(path: Path, what: str, error: Exception, remedy: str) -> ConfigError:
+    """Return the error for a file that SQLite cannot read: compressed, or a damaged `what`."""
+    with path.open("rb") as file:
+        if file.read(len(GZIP_MAGIC)) == GZIP_MAGIC:
+            return ConfigError(f"{path} is compressed; unpack it first (gzip --decompress)")
+    return ConfigError(f"{path} is a damaged {what} ({error}); {remedy}")
 
 
 def tables(path: Path) -> list[str]:

@@ -75,7 +75,8 @@ def difference(a: Profile, b: Profile, by: str) -> list[DifferenceRow]:
 def opening(a: Profile, b: Profile) -> str:
     """Return the difference of a mean step in a sentence: wall time, idle time and the families of kernels.
 
-    It speaks of the first device. Without idle times, as in an incomplete trace, it speaks of the wall time alone.
+    It speaks of the first device, and names no family if there are others. Without idle times, as in an incomplete
+    trace, it speaks of the wall time alone.
     """
     (a_s, a_idle_s), (b_s, b_idle_s) = map(_mean_step, (a, b))
     if not a_s or not b_s:
@@ -85,7 +86,7 @@ def opening(a: Profile, b: Profile) -> str:
     said += f", {'both with the overhead of the profiler' if same else 'with the different overheads of two profilers'}"
     if a_idle_s is None or b_idle_s is None:
         return said
-    families = difference(a, b, "family")[:-1]
+    families = difference(a, b, "family")[:-1] if len(a.devices) == len(b.devices) == 1 else []
     most_s = max((abs(row["difference_s"] or 0.0) for row in families), default=0.0)
     shown = [row for row in families if most_s and abs(row["difference_s"] or 0.0) > FEW * most_s][:MOST_FAMILIES]
     named = ", ".join(f"{row['family']} {_signed(row['difference_s'] or 0.0)}" for row in shown)

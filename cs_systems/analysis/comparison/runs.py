@@ -337,16 +337,18 @@ def opening(rows: Sequence[ComparisonRow]) -> str:
     verdicts = Counter(map(said, rows))
     counts = ", ".join(f"{verdicts[name]} {name}" for name in VERDICTS if verdicts[name])
     sure = [row for row in rows if said(row) in ("slower", "faster")]
+    count = sum(map(is_larger, rows))
+    larger = f"; the peak memory is larger in {count} of {len(rows)}" if count else ""
     if not sure:
-        return f"no change of the candidate is sure: {counts}" if rows else ""
+        return f"no change of a time is sure: {counts}{larger}" if rows else ""
     most = max(sure, key=lambda row: abs(math.log(row["ratio"])))
     place = f"{most['cell']}, {most['phase']}"
     low, high = most["ratio_low"], most["ratio_high"]
     spread = "" if low is None or high is None else f" ({low:.3f} … {high:.3f})"
     ratio = f"{most['ratio']:.3f}{spread} times the baseline's time"
     if len(rows) == 1:
-        return f"the candidate is {said(most)}: {ratio} ({place})"
-    return f"of {len(rows)} times of the candidate: {counts}; most changed: {place}: {ratio}"
+        return f"the candidate is {said(most)}: {ratio} ({place}){larger}"
+    return f"of {len(rows)} times of the candidate: {counts}; most changed: {place}: {ratio}{larger}"
 
 
 def is_larger(row: ComparisonRow) -> bool:

@@ -26,7 +26,7 @@ from cs_systems.core.units import human
 
 GRAPH = "keep numbers in place of tensors with their graph: .item() or .detach()"
 NOTABLE = 0.10  # share of the step
-AT_FIRST = 2 / 3  # share of the time outside of the phases that one line took when the stack was sampled
+SAMPLED = 2 / 3  # share of the time outside of the phases that one line took when the stack was sampled
 COPIES = "keep numbers (.item()) or copies (.clone()) in place of tensors in a large storage"
 CACHE = "leave lru_cache out where the same arguments do not come again, or give it a small maxsize"
 HOLDER = "keep fewer of them, or write them to a file"
@@ -73,11 +73,11 @@ def _of_time(row: GrowthRow, step_s: float | None, own: Sequence[OwnPythonRow]) 
 
 
 def _named(most: OwnPythonRow, grown_s: float) -> str:
-    """Return the line with most of the growth, or that which took most of this time at first; "" if no line did."""
+    """Return the line with most of the growth, or that with most of this time when sampled; "" if no line had it."""
     named = called_at(most["function"], most["place"], most.get("calls"))
     if most["time_s"] >= MOSTLY * grown_s:
         return named
-    return f"at first mostly {named}" if most["share"] >= AT_FIRST else ""
+    return f"after the timed steps mostly {named}" if most["share"] >= SAMPLED else ""
 
 
 def _of_other(row: GrowthRow, step_s: float | None, own: Sequence[OwnPythonRow]) -> Diagnosis | None:

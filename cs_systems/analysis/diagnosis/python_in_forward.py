@@ -14,7 +14,7 @@ from cs_systems.config import Phase
 NOTABLE = 0.10  # share of the step
 LEAST = 0.02  # share of the step; below it, a further function is not named
 FEWEST = 5  # samples of the stack
-OF_TENSORS = {"reads values of tensors", "evaluates", "loads the next batch"}  # a line of the model may call these so
+WORKS = {"deepcopy", "save", "dump", "dumps", "savefig", "sleep", "fsync"}  # no operator on tensors is named so
 PLAIN = HostWork(
     "computes without tensors",
     "compute it by operators on whole tensors, or once: keep what does not change in a buffer (register_buffer)",
@@ -23,17 +23,19 @@ PLAIN = HostWork(
 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the time of own functions without tensors inside the model's phases, by samples of the stack."""
-    inner = [row for row in INNER_LINES.of(evidence.tables) if not row["place"].startswith("<")]
-    rows = [row for row in inner if row["is_plain"] or work_of(row)]
-    work = work_of(max(rows, key=lambda row: row["time_s"])) if rows else None
-    words, remedy = work or PLAIN
-    return of_lines(rows, evidence, f"is Python {_where(rows, evidence)}, which {words}", remedy)
+    by_work: dict[HostWork, list[InnerLineRow]] = {}
+    for row in INNER_LINES.of(evidence.tables):
+        work = work_of(row) or (PLAIN if row["is_plain"] else None)
+        if work is not None and not row["place"].startswith("<"):
+            by_work.setdefault(work, []).append(row)
+    longest = max(by_work, key=lambda each: sum(row["time_s"] for row in by_work[each]), default=PLAIN)
+    rows = by_work.get(longest, [])
+    return of_lines(rows, evidence, f"is Python {_where(rows, evidence)}, which {longest.words}", longest.remedy)
 
 
 def work_of(row: InnerLineRow) -> HostWork | None:
-    """Return the kind of work that a line's call does also with tensors, such as deepcopy; operators are part of it."""
-    work = host_work(row["method"] or "")
-    return None if work is None or work.words in OF_TENSORS else work
+    """Return the work of a line that calls one of WORKS; its operators on tensors are part of it."""
+    return host_work(row["method"]) if row["method"] in WORKS else None
 
 
 def _where(rows: Sequence[InnerLineRow], evidence: Evidence) -> str:

@@ -55,8 +55,9 @@ def rate(records: Sequence[RunRecord], data: pd.DataFrame) -> Figure:
     ceilings = {}
     for (_, source), cells in data.groupby(["ceiling_flops_per_s", "ceiling_source"]):
         precisions = ", ".join(dict.fromkeys(cells["precision"].dropna()))
-        height = float(cells["ceiling_flops_per_s"].iloc[0]) / unit.factor
-        ceilings[f"{precisions} ceiling, {units.in_unit(height * unit.factor, unit)} {unit.label} ({source})"] = height
+        height = float(cells["ceiling_flops_per_s"].iloc[0])
+        name = f"{precisions} ceiling, {units.in_unit(height, unit)} {unit.label} ({source})"
+        ceilings[name] = height / unit.factor
     return _curves(data, f"{unit.label}, causal attention counts half", draw, ceilings=ceilings)
 
 

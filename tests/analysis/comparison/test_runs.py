@@ -225,8 +225,9 @@ def test_fail_on_gives_exit_status_1_and_names_the_cell(
 ) -> None:
     sides = folders(tmp_path, *seconds, peaks=peaks)
     assert main(["compare", *sides, "--fail-on", *fail_on]) == status
-    error = capsys.readouterr().err
+    printed, error = capsys.readouterr()
     assert error.strip().endswith(f"step: {said}") if said else not error
+    assert ("; the peak memory is larger in 1 of 1" in " ".join(printed.split())) == (said == "larger")
 
 
 def test_github_summary_has_counts_table_and_folded_notes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -334,7 +335,7 @@ def test_table_of_one_phase_fits_80_columns(
     recorded = str(Path(__file__).parents[3] / "profiles" / "step_time")
     assert main(["compare", recorded, recorded]) == 0
     printed = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
-    first = "no change of the candidate is sure: 44 no difference, 4 too noisy"
+    first = "no change of a time is sure: 44 no difference, 4 too noisy"
     caption = (
         "step time, candidate compared with baseline; same configuration in both; in all cells: batch 4 · naive · "
         "train-step"
