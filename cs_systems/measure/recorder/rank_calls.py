@@ -23,7 +23,7 @@ Span = tuple[Any, Any]  # two marks of the device
 
 
 class Begun(NamedTuple):
-    """Start of a span: the device's mark, and how long the loop's thread had waited for a core."""
+    """Start of a span, or its end: the device's mark, and how long the loop's thread had waited for a core."""
 
     mark: Any
     queued_s: float

@@ -260,10 +260,11 @@ class RankSteps(Observer):
         queued_s = self._queue.total_s()
         return Begun(self._device.mark(), queued_s, queued_s - self._queued_last_s)
 
-    def _span_ends(self, call: _Call, begun: Begun) -> None:
-        call.spans.append((begun.mark, self._device.mark()))
+    def _span_ends(self, call: _Call, begun: Begun, ended: Begun | None = None) -> None:
+        """Add a span to a call; `ended` is its end, marked before the call is looked at."""
+        mark, self._queued_last_s, _ = ended or self._span_begins()
+        call.spans.append((begun.mark, mark))
         call.queued_s += begun.since_s
-        self._queued_last_s = self._queue.total_s()
         self._queued_in_calls_s += self._queued_last_s - begun.queued_s
 
     def _is_on_stream(self) -> bool:
@@ -355,10 +356,11 @@ class RankSteps(Observer):
 
     @as_guest
     def _sent_buffers(self, model: DistributedDataParallel, begun: Begun) -> None:
+        ended = self._span_begins()  # looking at the stack and at each buffer takes time
         if self._observes() and self._is_on_stream() and model.modules_buffers:
             call = self._new_call("broadcast", model.process_group, exchanged(model.modules_buffers, {}))
             call.option, call.changed_bytes = BUFFERS_OPTION, self._sent.changed_bytes(model)
-            self._span_ends(call, begun)
+            self._span_ends(call, begun, ended)
             self._calls.append(call)
 
     def _observe_backward(self) -> Undo:
@@ -388,6 +390,7 @@ class RankSteps(Observer):
 
     @as_guest
     def _backward_ended(self, backward: Backward) -> None:
+        ended = self._span_begins()
         self._passes.append(self._tracker.timeline.boundaries())
         backward.close()
         if backward.computed is None:
@@ -396,7 +399,7 @@ class RankSteps(Observer):
         (model, *_), buckets = backward.models, self._buckets
         call = self._new_call("all_reduce", model.process_group, Exchanged(sum(buckets), 0))
         call.is_gradients = True  # so it belongs to the backward pass, which has ended
-        self._span_ends(call, backward.computed)
+        self._span_ends(call, backward.computed, ended)
         self._calls.append(call)
 
     def _look_at(self, backward: Backward) -> None:
