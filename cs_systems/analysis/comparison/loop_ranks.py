@@ -32,7 +32,7 @@ MOSTLY = 0.75  # share of the steps in which the same rank must be the last
 SMALL_BYTES = 1 << 20  # a smaller all-reduce is limited by latency, not by bandwidth; PyTorch's first bucket has 1 MiB
 MANY_SMALL = 8  # number of small calls in a step at which their latency adds up
 MOST_COLLECTIVES = 8  # lines with collectives, those with the largest share
-HALF = 0.5  # share of the parameters' bytes; above it, the all-reduces carry gradients
+HALF = 0.5  # share of the parameters' bytes; above it, calls carry gradients or parameters
 BATCH, COMPUTE, INPUT, PYTHON = "batch", "compute", "input", "python"
 MODEL_PHASES = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
 
@@ -144,6 +144,7 @@ class CollectiveRow(TypedDict):
     size_bytes: int  # sent in a step
     share: float  # of the step, as in `ExchangeRow`
     are_gradients: bool
+    is_model_sized: bool  # it sends at least half as many bytes as the parameters have
     option: str | None  # as in `CallRow`
     changed_bytes: int | None  # largest of the steps and ranks
 
@@ -406,6 +407,7 @@ def _collectives(by_rank: Mapping[int, RankReport], steps: Sequence[_Step], are_
     first = by_rank[min(by_rank)]
     within = _phases_of_layers(steps[-1].reports[first["rank"]]["calls"])
     are_averaged = are_gradients and not first["bucket_bytes"]
+    least = HALF * first["parameter_bytes"]
 
     def carries_gradients(call: CallRow) -> bool:
         return call["is_gradients"] or (are_averaged and call["name"] == "all_reduce" and call["phase"] not in within)
@@ -419,15 +421,17 @@ def _collectives(by_rank: Mapping[int, RankReport], steps: Sequence[_Step], are_
         calls = [call for step in steps for call, _ in step.transfers if key(call) == of]
         in_last = [call for call, _ in steps[-1].transfers if key(call) == of]
         most = max(calls, key=lambda call: call["size_bytes"])
+        size_bytes = sum(call["size_bytes"] for call in in_last)
         return {
             "name": most["name"],
             "phase": most["phase"],
             "place": most["place"],
             "callee": most["callee"],
             "count": len(in_last),
-            "size_bytes": sum(call["size_bytes"] for call in in_last),
+            "size_bytes": size_bytes,
             "share": _share(steps, lambda call: key(call) == of),
             "are_gradients": carries_gradients(most),
+            "is_model_sized": size_bytes >= least > 0,
             "option": most["option"],
             "changed_bytes": largest(call["changed_bytes"] for call in calls),
         }

@@ -63,6 +63,11 @@ OF_OTHERS = {
     "broadcast": "send it once, or only when it has changed",
     "all_gather": "reduce it on each rank before, or send it only in every n-th step",
 }
+# parameters: each rank may have updated some of them, and the others need these
+OF_PARAMETERS = {
+    "broadcast": "send it only before the loop if each rank updates all parameters itself, "
+    "else overlap it with computation",
+}
 OF_SOLVER = "send what other ranks need first, from a stream of its own, and compute the rest meanwhile"
 OF_MPI = (
     "send device memory between GPUs directly (NCCL, or an MPI that is aware of CUDA), in fewer messages, and compute "
@@ -137,7 +142,7 @@ def _of_loop(row: ExchangeRow, collectives: Sequence[CollectiveRow], step_s: flo
     part = "all of it" if of_most == share else f"{of_most:.0%}"
     if most["option"] is None:
         sent = f"in {counted(most['count'], 'call')} of {most['name']} ({size}){place}"
-        remedy = OF_OTHERS.get(most["name"], OTHERS)
+        remedy = _of_others(most)
     else:
         sent = f"for the buffers ({size}) that {DDP} sends from rank 0 before each forward{place}"
         remedy = _of_buffers(most, row["steps"])
@@ -154,7 +159,7 @@ def _most(collectives: Sequence[CollectiveRow], share: float) -> CollectiveRow |
     most = max(sent or large, key=lambda one: one["share"], default=None)
     if most is None or sent:
         return most
-    is_outside = most["phase"] in OTHER_PHASES and most["place"] is not None and not most["are_gradients"]
+    is_outside = most["phase"] in OTHER_PHASES and most["place"] is not None and _of_others(most) != ""
     is_named = is_outside or most["option"] is not None
     return most if is_named and most["share"] >= MOSTLY * share else None
 
@@ -162,6 +167,13 @@ def _most(collectives: Sequence[CollectiveRow], share: float) -> CollectiveRow |
 def _is_large(row: CollectiveRow) -> bool:
     """Return whether more than the latency of a few calls takes the time."""
     return row["count"] >= MANY_SMALL or row["size_bytes"] >= row["count"] * SMALL_BYTES > 0
+
+
+def _of_others(row: CollectiveRow) -> str:
+    """Return how to send less of other data than buffers, or "" for gradients and for parts of all parameters."""
+    if row["are_gradients"]:
+        return ""
+    return OF_PARAMETERS.get(row["name"], "") if row["is_model_sized"] else OF_OTHERS.get(row["name"], OTHERS)
 
 
 def _of_buffers(row: CollectiveRow, steps: int) -> str:

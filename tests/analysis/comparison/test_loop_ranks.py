@@ -201,6 +201,7 @@ def test_transfers_are_added_up_by_line_and_gradients_together() -> None:
         ("broadcast", "train.py:1", 1, 0.25),
         ("all_gather", "train.py:9", 2, 0.0625),
     ]
+    assert [row["is_model_sized"] for row in rows] == [True, True, False]
     assert [(row["size_bytes"], row["are_gradients"], row["changed_bytes"]) for row in rows] == [
         (12 * MIB, True, None), (16 * MIB, False, MIB), (16, False, None),
     ]  # fmt: skip

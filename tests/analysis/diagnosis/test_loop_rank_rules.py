@@ -124,7 +124,8 @@ def test_healthy_exchange_has_no_cause(known: Any) -> None:
 
 MIB = 1 << 20
 SENT = {"name": "broadcast", "phase": "forward", "place": "train.py:7", "callee": "model", "count": 1, "share": 0.3,
-        "size_bytes": 15 * MIB, "are_gradients": False, "option": None, "changed_bytes": None}  # fmt: skip
+        "size_bytes": 15 * MIB, "are_gradients": False, "is_model_sized": False, "option": None,
+        "changed_bytes": None}  # fmt: skip
 BUFFERS = SENT | {"option": "forward_sync_buffers", "changed_bytes": 0}
 OTHER = SENT | {"phase": "other", "callee": "dist.broadcast"}
 GRADIENTS = SENT | {"name": "all_reduce", "phase": "backward", "are_gradients": True, "place": None, "callee": None}
@@ -152,8 +153,14 @@ GRADIENTS = SENT | {"name": "all_reduce", "phase": "backward", "are_gradients": 
             "(15.0 MiB) at train.py:7, dist.broadcast: send it once, or only when it has changed; not below 70 ms, "
             "now 100 ms",
         ),
+        (
+            [OTHER | {"count": 100, "is_model_sized": True}],
+            "40% of the step is transfer between ranks without computation beside it, 30% in 100 calls of broadcast "
+            "(15.0 MiB) at train.py:7, dist.broadcast: send it only before the loop if each rank updates all "
+            "parameters itself, else overlap it with computation; not below 70 ms, now 100 ms",
+        ),
     ],
-    ids=["buffers", "changed buffers", "other"],
+    ids=["buffers", "changed buffers", "other", "parameters"],
 )
 def test_transfer_outside_of_backward_is_named_with_its_line(sent: Any, sentence: str) -> None:
     assert apply_rules(ranks({"transfer_share": 0.4}, loop_collectives=sent)).diagnoses[0].sentence == sentence
@@ -167,8 +174,10 @@ def test_transfer_outside_of_backward_is_named_with_its_line(sent: Any, sentence
         [OTHER | {"share": 0.19}],
         [OTHER | {"place": None}],
         [SENT | {"name": "all_gather"}],
+        [OTHER | {"name": "all_gather", "is_model_sized": True}],
+        [OTHER | {"name": "reduce_scatter", "is_model_sized": True}],
     ],
-    ids=["small share", "small buffers", "small share of the transfer", "no line", "of the model"],
+    ids=["small share", "small buffers", "small share of the transfer", "no line", "of the model", "parts", "sums"],
 )
 def test_other_transfer_keeps_its_remedy(sent: Any) -> None:
     found = apply_rules(ranks({"transfer_share": 0.4}, loop_collectives=sent)).diagnoses[0]
