@@ -251,10 +251,14 @@ def reports_of(seed: int) -> list[RankReport]:
             "name": drawn.choice(names), "size_bytes": drawn.choice([0, MIB - 1, MIB, 4 * MIB]), "ranks": ranks,
             "phase": drawn.choice(["forward", "backward", "other"]), "is_early": drawn.random() < 0.3,
             "is_gradients": bool(buckets) and drawn.random() < 0.5, "group": str(drawn.choice([0, 0, 0, 1])),
-            "place": None, "callee": None, "option": None, "changed_bytes": None,
+            "place": drawn.choice([None, "train.py:7", "train.py:9"]), "callee": None, "option": None,
         } for _ in range(drawn.choice([1, 2, 5, 12]))
     ]  # fmt: skip
-    extra = drawn.choice(["forward", "backward", "other", "input"])
+    if drawn.random() < 0.5:
+        made.append({"name": "broadcast", "size_bytes": drawn.choice([MIB - 1, 4 * MIB]), "ranks": ranks,
+                     "phase": "forward", "is_early": False, "is_gradients": False, "group": "0",
+                     "place": "train.py:6", "callee": "model", "option": "forward_sync_buffers"})  # fmt: skip
+    extra, writes = drawn.choice(["forward", "backward", "other", "input"]), drawn.choice([0, 1, None])
     found = []
     for rank in range(ranks):
         steps = []
@@ -262,6 +266,7 @@ def reports_of(seed: int) -> list[RankReport]:
             behind = rank == late and drawn.random() < 0.9
             lasts = [0, 1, 1, 2] if behind else [1, 2, 3, 4]
             calls = [call(drawn.choice(lasts) / 64, queued_s=drawn.choice([0, 0, 0, 1]) / 64,
+                          changed_bytes=drawn.choice([None, 0, 8 * (rank == writes)]) if one["option"] else None,
                           received=drawn.choice([0, 64, 96 * (rank + 1)]), **one) for one in made]  # fmt: skip
             more = {extra: 0.5 + drawn.choice([0, 0.125])} if behind else {}
             steps.append(step(*calls, queued_s=drawn.choice([0, 0, 0.0625]), passes=drawn.choice([1, 1, 2]),
