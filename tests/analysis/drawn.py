@@ -246,7 +246,7 @@ def reports_of(seed: int) -> list[RankReport]:
     names = drawn.choice(
         [("all_reduce",), ("all_reduce", "all_gather", "barrier"), ("all_to_all", "all_reduce", "send")]
     )
-    made = [
+    made: list[dict[str, Any]] = [
         {
             "name": drawn.choice(names), "size_bytes": drawn.choice([0, MIB - 1, MIB, 4 * MIB]), "ranks": ranks,
             "phase": drawn.choice(["forward", "backward", "other"]), "is_early": drawn.random() < 0.3,

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel
 
 from cs_systems.machine.device import Device
@@ -26,7 +27,7 @@ LOOKING_S = 0.4
 @pytest.fixture
 def model() -> Iterator[DistributedDataParallel]:
     """Return a model with a buffer, on the only rank of a job."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     net = nn.Linear(8, 8)
     net.register_buffer("table", torch.zeros(8))
     yield DistributedDataParallel(net)
