@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
+
 from cs_systems.analysis.attribution.gaps import COPY, idle_during
+from cs_systems.analysis.attribution.overlap import union
 from cs_systems.analysis.attribution.usual_steps import WHOLE_PROCESS
 from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import FEWEST_KERNELS, MOSTLY, Evidence
 from cs_systems.analysis.replay import CopiesOverlapped
+from cs_systems.core.statistics import ROUNDING_S
 from cs_systems.core.tables import Row
 from cs_systems.core.units import human
-from cs_systems.readers.forms.trace import steps_of
+from cs_systems.readers.forms.trace import Copies, Kernels, steps_of
 
 PLAIN = "copy from pinned memory, in a stream of its own, while kernels run"
 AHEAD = "copy less, such as a smaller data type, or copy ahead in a stream of its own, while kernels run"
@@ -31,7 +35,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
 def _around(evidence: Evidence) -> Diagnosis | None:
     """Find copies to the host after the last kernel, in a recording of a whole process that repeats nothing.
 
-    Before and between a few kernels, copies count too.
+    Before and between a few kernels, copies count too. Copies at the same time count once, those during kernels not.
     """
     usual = evidence.usual
     if usual is None or not usual.is_once or not usual.total_s or usual.profile.trace.profiler not in WHOLE_PROCESS:
@@ -41,23 +45,24 @@ def _around(evidence: Evidence) -> Diagnosis | None:
     before, after = copies.end_s <= kernels.start_s.min(), copies.start_s >= kernels.end_s.max()
     between = ~before & (copies.end_s <= kernels.start_s.max())
     is_few = len(kernels) < FEWEST_KERNELS
+    seen = idle_during(kernels, copies.start_s, copies.end_s) > ROUNDING_S
     parts = {
-        "to the device before the first kernel": before & copies.name.codes_where(TO_DEVICE.search) & is_few,
-        "between kernels": between & copies.name.codes_where(BOTH_WAYS.search) & is_few,
-        "to the host after the last kernel": after & copies.name.codes_where(TO_HOST.search),
+        "to the device before the first kernel": seen & before & copies.name.codes_where(TO_DEVICE.search) & is_few,
+        "between kernels": seen & between & copies.name.codes_where(BOTH_WAYS.search) & is_few,
+        "to the host after the last kernel": seen & after & copies.name.codes_where(TO_HOST.search),
     }
-    idle_s = idle_during(kernels, copies.start_s, copies.end_s)
-    times = {where: float(idle_s[which].sum()) for where, which in parts.items()}
-    lasted_s = sum(times.values())
+    times = {where: _idle_s(kernels, copies.take(which)) for where, which in parts.items()}
+    told = copies.take(np.logical_or.reduce([*parts.values()]))
+    lasted_s = _idle_s(kernels, told)
     if not lasted_s:
         return None
     *named, last = [where for where, time_s in times.items() if time_s >= WORTH * lasted_s]
-    moved = human(float(sum(copies.bytes[which].sum() for which in parts.values())), "bytes")
+    moved = human(float(told.bytes.sum()), "bytes")
     where = f"{', '.join(named)} and {last}" if named else last
     share = lasted_s / usual.total_s
     cause = f"{share:.0%} of the recording is copies {where} ({moved} in {human(lasted_s, 's')})"
     row: Row = {
-        "copies": int(sum(which.sum() for which in parts.values())),
+        "copies": len(told),
         "time_s": lasted_s,
         "recording_s": usual.total_s,
     }
@@ -70,6 +75,11 @@ def _around(evidence: Evidence) -> Diagnosis | None:
         is_of_recording=True,
         is_outside=share > MOSTLY,
     )
+
+
+def _idle_s(kernels: Kernels, copies: Copies) -> float:
+    """Return the time in which any of these copies and no kernel ran."""
+    return float(idle_during(kernels, *union(copies.start_s, copies.end_s)).sum())
 
 
 def _between(evidence: Evidence) -> Diagnosis | None:

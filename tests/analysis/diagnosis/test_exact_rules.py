@@ -319,6 +319,16 @@ NUMBERS: dict[str, tuple[Evidence, float, float | None, str]] = {
                                profiler="nsys", is_once=True, total_s=4.0), copy=0.0625),
         0.125, None, "12% of the recording is copies to the host after the last kernel (1.00 MiB in 500 ms)",
     ),
+    "blocking_copies: at the same time": (
+        Evidence(usual=with_copies(*[("HtoD", 0.0, 0.25)] * 4, ("HtoD", 0.5, 0.75), *[("DtoH", 1.0, 1.5)] * 4,
+                                   profiler="nsys", is_once=True, total_s=2.0)),
+        0.375, None, "before the first kernel and to the host after the last kernel (8.00 MiB in 750 ms)",
+    ),
+    "blocking_copies: without those that a kernel hides": (
+        Evidence(usual=with_copies(("HtoD", 0.625, 0.875), ("HtoD", 1.0, 1.5), runs=[(0.5, 1.0, 0.25), (1.5, 2.0, 0.5)],
+                                   profiler="nsys", is_once=True, total_s=2.0)),
+        0.25, None, "25% of the recording is copies between kernels (1.00 MiB in 500 ms)",
+    ),
     "blocking_copies: mostly between kernels": (
         idle(usual=with_copies(("DtoH", 1.0, 1.5), profiler="nsys", is_once=True, total_s=4.0), copy=0.25),
         0.25, 0.75, "25% of the step the GPU copies memory and computes nothing: copy from pinned",
