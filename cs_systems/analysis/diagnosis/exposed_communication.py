@@ -6,8 +6,6 @@ the transfer; remedies for the transfer do not shorten it.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
@@ -15,7 +13,8 @@ import numpy as np
 
 from cs_systems.analysis.attribution.distribution import DDP, FSDP, Distribution
 from cs_systems.analysis.attribution.gaps import idle_during
-from cs_systems.analysis.attribution.overlap import RANK_OVERLAP
+from cs_systems.analysis.attribution.kernel_families import is_collective
+from cs_systems.analysis.attribution.overlap import RANK_OVERLAP, Intervals, intersection, union
 from cs_systems.analysis.comparison.loop_findings import OTHER_PHASES
 from cs_systems.analysis.comparison.loop_ranks import (
     COLLECTIVES,
@@ -34,7 +33,10 @@ from cs_systems.core.statistics import quantile
 from cs_systems.core.tables import Row
 from cs_systems.core.units import counted, human
 from cs_systems.formulas.rank_layout import options_of, overlaps, splits_of
+from cs_systems.readers.forms.columns import UNKNOWN, Ints, Ranges
 from cs_systems.readers.forms.jobs import PAIRWISE
+from cs_systems.readers.forms.operators import nested
+from cs_systems.readers.forms.trace import Kernels, steps_of
 
 if TYPE_CHECKING:
     from cs_systems.analysis.attribution.profile import Profile
@@ -197,24 +199,44 @@ def _of_one_rank(evidence: Evidence, found: Distribution, step_s: float) -> Diag
 
 
 def _of_mpi(profile: Profile, step_s: float) -> Diagnosis | None:
-    """Find the time without a kernel in calls of MPI, which nsys records as ranges."""
-    kernels = profile.trace.kernels.take(np.isin(profile.trace.kernels.device, profile.devices))
-    times: dict[str, float] = defaultdict(float)
-    count = 0
-    for call in profile.trace.ranges.named(lambda name: name.startswith(MPI)):
-        for step in profile.steps[bisect_right(profile.steps, call.start_s, key=lambda one: one.end_s) :]:
-            if step.start_s >= call.end_s:
-                break
-            within = np.array([max(call.start_s, step.start_s)]), np.array([min(call.end_s, step.end_s)])
-            times[call.name] += float(idle_during(kernels, *within)[0]) / len(profile.steps)
-            count += call.start_s >= step.start_s
-    exposed_s = min(step_s, sum(times.values()))
+    """Find the time without a kernel in calls of MPI, which nsys records as ranges, of the threads that compute."""
+    trace, steps = profile.trace, profile.steps
+    kernels = trace.kernels.take(np.isin(trace.kernels.device, profile.devices))
+    of_steps = Intervals(np.array([step.start_s for step in steps]), np.array([step.end_s for step in steps]))
+    calls = trace.ranges.take(np.isin(trace.ranges.thread, _computing_threads(kernels)))
+    calls = calls.take(calls.name.codes_where(lambda name: name.startswith(MPI)))
+    begun = np.searchsorted(of_steps.start_s, calls.end_s, "left")
+    calls = calls.take(np.searchsorted(of_steps.end_s, calls.start_s, "right") < begun)
+    if not len(calls):
+        return None
+    inside = intersection(union(calls.start_s, calls.end_s), of_steps)
+    calls = _innermost(calls)
+    # one call for both: each sums up all kernels
+    starts, ends = (np.concatenate(each) for each in zip(inside, (calls.start_s, calls.end_s), strict=True))
+    idle_s = idle_during(kernels, starts, ends)
+    exposed_s = min(step_s, float(idle_s[: len(inside.start_s)].sum()) / len(steps))
     if not exposed_s:
         return None
-    most = sorted(times, key=lambda name: -times[name])[:MOST_NAMED]
-    calls = counted(max(1, round(count / len(profile.steps))), "call")
-    cause = f"{exposed_s / step_s:.0%} of the step no kernel runs during {calls} of MPI ({', '.join(most)}){WAITED}"
+    times = np.bincount(calls.name.codes, idle_s[len(inside.start_s) :], len(calls.name.values))
+    most = [calls.name.values[code] for code in np.argsort(-times, kind="stable")[:MOST_NAMED] if times[code]]
+    count = np.count_nonzero(steps_of(calls.start_s, steps)[1])
+    of_mpi = counted(max(1, round(count / len(steps))), "call")
+    cause = f"{exposed_s / step_s:.0%} of the step no kernel runs during {of_mpi} of MPI ({', '.join(most)}){WAITED}"
     return Diagnosis(cause, OF_MPI, step_s, step_s - exposed_s, refines=HOST_LATE)
+
+
+def _computing_threads(kernels: Kernels) -> Ints:
+    """Return the threads that launch many of the kernels; a library's thread may launch collectives and copies."""
+    computes = (kernels.thread != UNKNOWN) & ~is_collective(kernels)
+    threads, counts = np.unique(kernels.thread[computes], return_counts=True)
+    return np.asarray(threads[counts >= NOTABLE * counts.max(initial=0)])
+
+
+def _innermost(calls: Ranges) -> Ranges:
+    """Return the ranges without another one inside: a program may mark several calls with a range of its own."""
+    calls = calls.take(np.lexsort((-calls.end_s, calls.start_s, calls.thread)))
+    outer, _ = nested(calls.start_s, calls.end_s, calls.thread)
+    return calls.take(~np.isin(np.arange(len(outer)), outer))
 
 
 def _of_job(evidence: Evidence, job: Merged) -> Diagnosis | None:

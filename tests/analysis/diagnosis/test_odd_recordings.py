@@ -10,15 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cs_systems.analysis.attribution import gaps
 from cs_systems.analysis.attribution.profile import profile
 from cs_systems.analysis.attribution.usual_steps import usual_steps
-from cs_systems.analysis.diagnosis import Answer, apply_rules
+from cs_systems.analysis.diagnosis import Answer, apply_rules, exposed_communication
 from cs_systems.analysis.diagnosis._evidence import of_profile
 from cs_systems.analysis.diagnosis._without_kernels import _copies
+from cs_systems.analysis.diagnosis.exposed_communication import _of_mpi
 from cs_systems.cli import main
 from cs_systems.readers import read
-from cs_systems.readers.forms.columns import Categorical
-from cs_systems.readers.forms.trace import Copies, Copy, Trace
+from cs_systems.readers.forms.columns import Categorical, Range
+from cs_systems.readers.forms.trace import Copies, Copy, Step, Trace
 from tests.analysis.attribution.made import Made
 from tests.programs import ELEMENTWISE, Program
 from tests.recorded import MAIN
@@ -376,6 +378,40 @@ def test_calls_of_mpi_come_before_the_launches_and_copies_inside_them(tmp_path: 
     assert rounds == 1 or found.causes[0].startswith(
         "28% of the step no kernel runs during 1 call of MPI (MPI_Sendrecv), waiting for"
     )
+
+
+def test_calls_of_mpi_count_once_and_only_on_threads_that_compute() -> None:
+    made = Made()
+    for step in range(4):
+        start = 10.0 * step
+        made.range("step", start, start + 9.75)
+        for number in range(20):
+            made.kernel("solve(float*)", start + number / 16, start + (number + 1) / 16, start + number / 32)
+        made.range("MPI_exchange", start + 2, start + 6)
+        made.range("MPI_Waitall", start + 3, start + 6)
+        made.kernel("ncclDevKernel_AllReduce", start + 8, start + 8.125, thread=2)
+        made.ranges.append(Range("MPI_Bcast", start, start + 8, 2))  # a library's own thread waits all the time
+    of_steps = made.profile(step="step")
+    found = _of_mpi(of_steps, 10.0)
+    assert found is not None
+    assert found.cause == (
+        "40% of the step no kernel runs during 1 call of MPI (MPI_Waitall), waiting for other ranks included"
+    )
+
+
+def test_many_calls_of_mpi_are_judged_by_one_sum_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made()
+    for number in range(64):
+        made.kernel("solve(float*)", number / 64, number / 64 + 1 / 128)
+        made.range("MPI_Send", number / 64 + 1 / 128, (number + 1) / 64)
+    sums: list[int] = []
+    monkeypatch.setattr(
+        exposed_communication, "idle_during", lambda *given: [sums.append(1), gaps.idle_during(*given)][1]
+    )
+    of_pass = replace(made.profile(), steps=(Step("step", 0.0, 1.0),))
+    found = _of_mpi(of_pass, 1.0)
+    assert found is not None
+    assert (found.share, len(sums)) == (0.5, 1)
 
 
 @pytest.mark.parametrize(
