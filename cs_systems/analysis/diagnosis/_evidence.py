@@ -50,6 +50,7 @@ HOST_BOUND = 0.3  # share of the step; above it, the host and not the kernels de
 SLOWER_UNDER = {"kineto": (1.5, 3.6), "nsys": (1.2, 1.6)}
 FEWEST_KERNELS = 20  # fewest kernels in a pass that does not repeat; with fewer it is set-up, or a test
 ON_CPU = "on a CPU no GPU is idle and no kernel is slow; measure on a GPU"
+OF_TORCH = re.compile(r"at::native|^triton_(poi|red|per|tem|for|spl|split_scan)_")  # its compiler's too
 OF_HOST_MEMORY = re.compile(r"(cuda|hip)(Host(Alloc|Malloc|Register|Free|Unregister)|FreeHost|MallocHost)|cuMemHost")
 MOSTLY = 0.5  # share of a time or size; more than this counts as most of it
 TABLES = (
@@ -291,7 +292,7 @@ class Evidence:
             return True
         trace = self.usual.profile.trace
         has_operators = trace.operators is not None and len(trace.operators) > 0
-        return has_operators or any("at::native" in row["kernel"] for row in self.kernels())
+        return has_operators or any(OF_TORCH.search(row["kernel"]) for row in self.kernels())
 
     def mostly_torch(self, families: Iterable[str]) -> bool:
         """Return whether PyTorch's own kernels take most of these families' time; True where no kernel is known.

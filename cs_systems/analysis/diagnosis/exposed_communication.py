@@ -194,7 +194,9 @@ def _of_one_rank(evidence: Evidence, found: Distribution, step_s: float) -> Diag
     times = f"{human(exposed_s, 's')} of {human(step_s, 's')}"
     cause = f"{exposed_s / step_s:.0%} of the traced step ({times}) is {ALONE}{WAITED}"
     if is_solver:
-        return Diagnosis(cause, OF_SOLVER, step_s, step_s - exposed_s)
+        if all(call.name in PAIRWISE for call in found.calls):
+            return Diagnosis(cause, OF_SOLVER, step_s, step_s - exposed_s)
+        return Diagnosis(cause, f"{OF_SOLVER}; {ASK}", step_s, step_s - exposed_s, try_it=COMMAND)
     return Diagnosis(cause, ASK, step_s, step_s - exposed_s, try_it=COMMAND)
 
 

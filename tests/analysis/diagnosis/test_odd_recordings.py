@@ -415,6 +415,24 @@ def test_many_calls_of_mpi_are_judged_by_one_sum_of_the_kernels(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
+    ("kernel", "remedy"),
+    [
+        ("triton_poi_fused_add_3", "analyze the traces of all ranks together"),
+        ("loop_add_fusion_3", "meanwhile; analyze the traces of all ranks together"),
+    ],
+)
+def test_remedy_of_one_rank_asks_for_all_traces_where_it_reduces(kernel: str, remedy: str) -> None:
+    made = Made()
+    for number in range(40):
+        made.kernel(kernel, number / 4, number / 4 + 1 / 8)
+        made.kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)", number / 4 + 1 / 8, (number + 1) / 4)
+    answer = told(made.trace(profiler="nsys"))
+    (found,) = (one for one in answer.diagnoses if one.code == "exposed-communication")
+    assert remedy in found.remedy
+    assert found.remedy.startswith("analyze") is kernel.startswith("triton")
+
+
+@pytest.mark.parametrize(
     ("lasts_ms", "after_ms", "first"),
     [(100, 3_000, "after-kernels"), (400, 300, "start-up"), (400, 30, "start-up"), (4_000, 30, "")],
 )
