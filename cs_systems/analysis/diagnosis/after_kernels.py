@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from cs_systems.analysis.attribution.gaps import silences
 from cs_systems.analysis.attribution.usual_steps import LONGEST, WHOLE_PROCESS
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
@@ -30,7 +32,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
         return None
     trace = usual.profile.trace
     last_s = float(trace.kernels.end_s.max(initial=-math.inf))
-    times = (trace.calls, trace.copies, trace.ranges)
+    ranges = trace.ranges.take(np.isin(trace.ranges.thread, trace.calls.thread))  # others may be of another process
+    times = (trace.calls, trace.copies, ranges)
     from_s = min(float(each.start_s.min(initial=last_s)) for each in times)
     until_s = max(float(each.end_s.max(initial=last_s)) for each in times)
     moved = trace.copies.name.codes_where(lambda name: name.endswith(UNIFIED)) & (trace.copies.start_s >= last_s)
@@ -41,7 +44,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     share = lasted_s / (until_s - from_s)
     if share < LEAST:
         return None
-    own = trace.ranges.named(lambda name: not is_operator(name) and not trace.is_module(name))
+    own = ranges.named(lambda name: not is_operator(name) and not trace.is_module(name))
     inside = [one for one in own if one.end_s - max(one.start_s, last_s) > MOSTLY * lasted_s]
     where = f", in range {within(general(inside[-1].name), LONGEST)!r}" if inside else ""
     cause = f"{share:.0%} of the recording follows the last kernel without a CUDA call ({human(lasted_s, 's')}{where})"

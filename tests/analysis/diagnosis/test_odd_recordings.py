@@ -432,6 +432,16 @@ def test_remedy_of_one_rank_asks_for_all_traces_where_it_reduces(kernel: str, re
     assert found.remedy.startswith("analyze") is kernel.startswith("triton")
 
 
+def test_range_of_another_process_does_not_lengthen_the_time_after_the_last_kernel(
+    export: Callable[..., Path],
+) -> None:
+    launches, kernels = [(1_000_000, 1_004_000, MAIN, 1)], [("solve", 1_008_000, 400_000_000, 1)]
+    calls = [("cudaMalloc", 0, 900_000, MAIN), ("cudaFree", 400_100_000, 400_200_000, MAIN)]
+    launcher = [("launch", 0, 3_000_000_000, 99 << 24)]
+    found = apply_rules(of_profile(profile(read(export(launcher, launches, kernels, calls)))))
+    assert "after-kernels" not in [one.code for one in found.diagnoses]
+
+
 @pytest.mark.parametrize(
     ("lasts_ms", "after_ms", "first"),
     [(100, 3_000, "after-kernels"), (400, 300, "start-up"), (400, 30, "start-up"), (4_000, 30, "")],
