@@ -28,7 +28,7 @@ _ASCII = {
     **dict.fromkeys("‘’", "'"),
     **dict.fromkeys("“”", '"'),
     **dict(zip("×µ⁰²³αβσθ", "xu023abst", strict=True)),
-    **dict(zip("→≤≥≠∞", ("->", "<=", ">=", "!=", "inf"), strict=True)),
+    **dict(zip("→≤≥≠∞°", ("->", "<=", ">=", "!=", "inf", "deg "), strict=True)),
 }
 
 

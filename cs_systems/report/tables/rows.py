@@ -25,7 +25,7 @@ NO_DATA = "no data"
 # whole numbers that name something, or a size as its option is typed
 SIZES = {name for name, each in FIELD_COLUMNS.items() if each.path.startswith(("model.", "shape.")) and name != "calls"}
 NAMES = {"step", "at_step", "rank", "stream", "event", "first_event"}
-NOT_COUNTED = frozenset({*SIZES, *NAMES, "largest_context", "largest_batch"})
+NOT_COUNTED = frozenset({*SIZES, *NAMES, "context", "largest_context", "largest_batch"})
 LONGEST_IN_A_FILE = 200  # characters of a name in Markdown
 LONGEST_ON_PAPER = 48  # in LaTeX and Typst, where it takes two lines of a table column
 
