@@ -152,6 +152,8 @@ def joined(
     A page or a JSON document has `answer`, or the diagnoses of the records, and the origin of the records and of
     `others`. `opening` is a sentence that comes first where a format has room for it, as wide as `output` is.
     """
+    if format not in ("html", "json") and not opening:
+        return "\n".join(texts)
     from cs_systems.analysis.diagnosis import NO_ANSWER, diagnose
     from cs_systems.report import diagnoses, origins
 

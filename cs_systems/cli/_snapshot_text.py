@@ -9,7 +9,7 @@ from cs_systems.analysis.memory.allocations import BEFORE
 from cs_systems.analysis.memory.categories import UNKNOWN, Attribution
 from cs_systems.analysis.memory.tables import DifferenceRow, moment, tables_at
 from cs_systems.analysis.memory.tensor_names import TensorNames
-from cs_systems.core.units import counted, human
+from cs_systems.core.units import counted, human, signed
 from cs_systems.record import Row
 from cs_systems.report import origins
 
@@ -166,7 +166,7 @@ def difference_heading(
     ]
     return [
         *sides,
-        f"change: {_signed(right - left)} ({right - left:+,} bytes)",
+        f"change: {signed(right - left, 'bytes')} ({right - left:+,} bytes)",
     ]
 
 
@@ -179,13 +179,9 @@ def difference_opening(a: Attribution, b: Attribution, rows: Sequence[Difference
         return f"the candidate's peak is {human(right, 'bytes')}, as the baseline's"
     most = abs(rows[0]["difference_bytes"]) if rows else 0
     named = [row for row in rows[:MOST_CAUSES] if abs(row["difference_bytes"]) > FEW * most]
-    causes = ", ".join(f"{row['what']} {_signed(row['difference_bytes'])}" for row in named)
-    sizes = f"{human(right, 'bytes')} instead of {human(left, 'bytes')} ({_signed(right - left)})"
+    causes = ", ".join(f"{row['what']} {signed(row['difference_bytes'], 'bytes')}" for row in named)
+    sizes = f"{human(right, 'bytes')} instead of {human(left, 'bytes')} ({signed(right - left, 'bytes')})"
     return f"the candidate's peak is {sizes}" + f": {causes}" * bool(causes)
-
-
-def _signed(change: int) -> str:
-    return f"{'−' if change < 0 else '+'}{human(abs(change), 'bytes')}"
 
 
 def _highest(found: Attribution) -> str:

@@ -302,7 +302,8 @@ def _readable(row: ComparisonRow) -> ShownRow:
     from cs_systems.analysis.comparison.runs import TOO_NOISY, said
 
     low, high, resolution = row["ratio_low"], row["ratio_high"], row["resolution"]
-    noisy = said(row) == TOO_NOISY
+    verdict = said(row)
+    noisy = verdict == TOO_NOISY
     return {
         "cell": row["cell"],
         "phase": row["phase"],
@@ -316,5 +317,5 @@ def _readable(row: ComparisonRow) -> ShownRow:
         "b_bytes": row["b_peak_bytes"],
         "a_j": row["a_step_j"],
         "b_j": row["b_step_j"],
-        "verdict": said(row),
+        "verdict": verdict,
     }

@@ -213,13 +213,9 @@ def _text(args: Report, records: list[RunRecord], advice: Advice | None) -> str:
 
 def _searched(advice: Advice, format: str, width: int | None) -> str:
     """Return the answer of a search: its sentences, the kept levers and the other options."""
-    from cs_systems.report.advice import OTHERS, WATERFALL
     from cs_systems.report.tables.formats import paragraph
     from cs_systems.report.tables.rows import render_table
 
-    tables = [(WATERFALL[advice.goal], advice.waterfall), (OTHERS, advice.others)]
     said = "".join(paragraph(sentence, format) for sentence in advice.sentences)
-    return (
-        "\n".join([said, *(render_table(*each, format, (), width, width is not None) for each in tables if each[1])])
-        + "\n"
-    )
+    tables = (render_table(table, rows, format, (), width, width is not None) for table, rows in advice.tables)
+    return "\n".join([said, *tables]) + "\n"

@@ -128,6 +128,11 @@ def human(value: float, column: str) -> str:
     return f"{in_unit(value, unit)}{space}{unit.label}".rstrip()
 
 
+def signed(change: float, column: str) -> str:
+    """Format a change like `human`, with its sign."""
+    return f"{'−' if change < 0 else '+'}{human(abs(change), column)}"
+
+
 def in_unit(value: float, unit: Unit) -> str:
     """Format `value` in a unit to three significant digits; whole bytes are shown as a count: 16, not 16.0."""
     is_count = unit.suffix == "_bytes" and float(value).is_integer()

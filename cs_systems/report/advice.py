@@ -80,6 +80,13 @@ class Advice:
     waterfall: tuple[TrialRow, ...]
     others: tuple[TrialRow, ...]
 
+    @property
+    def tables(self) -> list[tuple[Table[TrialRow], tuple[TrialRow, ...]]]:
+        """Tables that have rows: the kept levers, then the other options."""
+        return [
+            (table, rows) for table, rows in ((WATERFALL[self.goal], self.waterfall), (OTHERS, self.others)) if rows
+        ]
+
 
 def read(folder: Path) -> Advice | None:
     """Return the answer that a search left in its folder, or None. Raises ConfigError for a file of another kind."""

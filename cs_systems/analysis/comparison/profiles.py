@@ -16,7 +16,7 @@ from cs_systems.config import ConfigError, Phase
 from cs_systems.core.range_names import SPLITS, UNATTRIBUTED
 from cs_systems.core.statistics import excess_s
 from cs_systems.core.tables import Column, Row, Table
-from cs_systems.core.units import human
+from cs_systems.core.units import human, signed
 from cs_systems.record import RunRecord
 
 # share of kernel time; above this difference, the layers of one side are known better than those of the other
@@ -89,10 +89,10 @@ def opening(a: Profile, b: Profile) -> str:
     families = difference(a, b, "family")[:-1] if len(a.devices) == len(b.devices) == 1 else []
     most_s = max((abs(row["difference_s"] or 0.0) for row in families), default=0.0)
     shown = [row for row in families if most_s and abs(row["difference_s"] or 0.0) > FEW * most_s][:MOST_FAMILIES]
-    named = ", ".join(f"{row['family']} {_signed(row['difference_s'] or 0.0)}" for row in shown)
+    named = ", ".join(f"{row['family']} {signed(row['difference_s'] or 0.0, 's')}" for row in shown)
     busy_s = (b_s - b_idle_s) - (a_s - a_idle_s)
-    idle = f"{_signed(b_idle_s - a_idle_s)} without a kernel on the GPU"
-    return f"{said}: {idle}, {_signed(busy_s)} with one" + f" ({named})" * bool(named)
+    idle = f"{signed(b_idle_s - a_idle_s, 's')} without a kernel on the GPU"
+    return f"{said}: {idle}, {signed(busy_s, 's')} with one" + f" ({named})" * bool(named)
 
 
 def _mean_step(profile: Profile) -> tuple[float | None, float | None]:
@@ -102,10 +102,6 @@ def _mean_step(profile: Profile) -> tuple[float | None, float | None]:
     if mean_s is None or any(row["busy_share"] is None for row in rows):
         return mean_s, None
     return mean_s, mean(row["wall_s"] * (1 - (row["busy_share"] or 0.0)) for row in rows)
-
-
-def _signed(change_s: float) -> str:
-    return f"{'−' if change_s < 0 else '+'}{human(abs(change_s), 's')}"
 
 
 def difference_of_records(a: RunRecord, b: RunRecord, by: str) -> list[DifferenceRow]:

@@ -20,7 +20,7 @@ from cs_systems.core import units
 from cs_systems.core.fields import Subject
 from cs_systems.record import Environment, Origin, RunRecord
 from cs_systems.report import origins
-from cs_systems.report.advice import OTHERS, WATERFALL, Advice, TrialRow
+from cs_systems.report.advice import Advice, TrialRow
 from cs_systems.report.diagnoses import sentences
 from cs_systems.report.figures import plot
 from cs_systems.report.figures.kinds import KINDS
@@ -93,11 +93,10 @@ def _search(advice: Advice) -> dict[str, Any]:
     """Return the section of a search: the figure and the tables; the page begins with its sentences."""
     from cs_systems.report.pages.tables import sections
 
-    tables = [(WATERFALL[advice.goal], advice.waterfall), (OTHERS, advice.others)]
     figure = plot.drawn_svg(lambda: waterfall(advice), "waterfall") if advice.waterfall else ""
     return {
         "figure": Markup(figure),
-        "tables": Markup(sections([table_of(declared, rows, short=_short(rows)) for declared, rows in tables if rows])),
+        "tables": Markup(sections([table_of(declared, rows, short=_short(rows)) for declared, rows in advice.tables])),
     }
 
 
