@@ -98,6 +98,7 @@ def place(program: str) -> Path:
 
 def search(program: str, budget: str) -> Searched:
     original = place(program)
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with tempfile.TemporaryDirectory() as folder:
         for file in (original, *original.parent.glob("_*.py")):
             shutil.copy(file, folder)
@@ -107,7 +108,7 @@ def search(program: str, budget: str) -> Searched:
         done = subprocess.run(
             [sys.executable, "-m", "cs_systems", *words, "--apply-patch", "--", *launcher, f"{program}.py"],
             cwd=folder,
-            env={**os.environ, **ENVIRONMENT, **of_kind, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, **ENVIRONMENT, **of_kind, "PYTHONPATH": path},
             capture_output=True,
             text=True,
         )

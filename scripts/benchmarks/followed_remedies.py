@@ -179,7 +179,8 @@ def step_s(script: Path) -> float:
 
 def run_python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run Python with the sources of this checkout."""
-    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": path}
     return subprocess.run(
         [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
     )

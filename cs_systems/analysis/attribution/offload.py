@@ -18,7 +18,8 @@ from cs_systems.readers.forms.trace import Copies, Step
 
 LONG_S = 1e-3  # a shorter gap holds no update of a model
 LEAST_COPIES = 0.01  # share of the step in each direction; scalars for a log or a batch of tokens take less
-ALIKE = 4.0  # largest ratio; gradients and weights differ by precision, outputs and the next batch by more
+# largest ratio of bytes (of times without them); gradients and weights differ by precision, a next batch by more
+ALIKE = 4.0
 MOST_OF_IT = 0.5  # share of a gap
 
 
@@ -42,7 +43,7 @@ def offload(profile: Profile) -> OffloadRow | None:
     ranges = trace.ranges.take(trace.ranges.name.codes_where(lambda name: meaning(name).phase == Phase.OPTIMIZER))
     if not len(copies) or not (len(ranges) or _trains_without_optimizer(profile)):
         return None
-    time_s = down_s = up_s = 0.0
+    time_s, to_host, to_device = 0.0, np.zeros(len(copies), bool), np.zeros(len(copies), bool)
     # an update that goes on after the end of its step is not whole at the last one's
     goes_on = any(bisect_right(last_s, begin_s) < bisect_left(last_s, end_s) for begin_s, end_s in gaps)
     for begin_s, end_s in gaps:
@@ -55,12 +56,13 @@ def offload(profile: Profile) -> OffloadRow | None:
         if len(ranges) and covered_s < MOST_OF_IT * (end_s - begin_s):
             continue
         time_s += end_s - begin_s
-        down_s, up_s = (
-            total + float((copies.end_s - copies.start_s)[own].sum()) for total, own in ((down_s, down), (up_s, up))
-        )
+        to_host, to_device = to_host | down, to_device | up
+    durations = copies.end_s - copies.start_s
+    sizes = copies.bytes if (copies.bytes > 0).all() else durations
+    down_s, up_s = (float(durations[own].sum()) for own in (to_host, to_device))
+    less, more = sorted(float(sizes[own].sum()) for own in (to_host, to_device))
     wall_s = sum(step.end_s - step.start_s for step in profile.steps)
-    less_s, more_s = sorted((down_s, up_s))
-    is_update = time_s > 0 and less_s >= LEAST_COPIES * wall_s and more_s <= ALIKE * less_s
+    is_update = time_s > 0 and min(down_s, up_s) >= LEAST_COPIES * wall_s and more <= ALIKE * less
     if not is_update:
         return None
     steps -= goes_on
