@@ -25,7 +25,7 @@ from cs_systems.analysis.comparison.loop_findings import OTHER_PHASES, OWN_PYTHO
 from cs_systems.config import Phase
 from cs_systems.core.statistics import largest
 from cs_systems.core.tables import Row, Table
-from cs_systems.readers.forms.jobs import PAIRWISE, TOGETHER
+from cs_systems.readers.forms.jobs import FROM_ONE, PAIRWISE, TOGETHER
 
 FEWEST = 2  # steps that all ranks observed
 MOSTLY = 0.75  # share of the steps in which the same rank must be the last
@@ -233,10 +233,13 @@ def _add(step: _Step, calls: Mapping[int, CallRow]) -> None:
     called: CallRow = {**calls[last], "place": first["place"], "callee": first["callee"],
                        "changed_bytes": changed_bytes}  # fmt: skip
     step.transfers.append((called, least_s))
-    if calls[last]["name"] not in TOGETHER:
-        return  # a rank that only sends continues before the others
+    name = calls[last]["name"]
+    if name not in (*TOGETHER, *FROM_ONE):
+        return
     (first_s, slow), (second_s, _), *_ = sorted((c["time_s"] + c["queued_s"], rank) for rank, c in calls.items())
     step.delay_s[slow] += second_s - first_s  # type: ignore[assignment]
+    if name in FROM_ONE:
+        return  # a rank that only sends continues before the others, so that these do not wait all of their time
     for rank, call in calls.items():
         step.waiting_s[rank] += call["time_s"] - least_s  # type: ignore[assignment]
     received = {rank: call["received"] for rank, call in calls.items()}

@@ -11,6 +11,7 @@ from cs_systems.analysis.comparison.late_ranks import (
     SAME_TOKENS,
     is_uneven,
 )
+from cs_systems.analysis.comparison.loop_findings import OWN_PYTHON
 from cs_systems.analysis.comparison.loop_ranks import (
     BATCH,
     COMPUTE,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 NOTABLE = 0.1  # share of a loop's step; smaller differences between ranks need no cause
 UNEXPLAINED = 0.25  # the same without a known cause; on a busy machine, equal work takes longer by less than this
+MOST_OF_IT = 0.5  # share of the time in which batches are made
 REMEDY = "compare its batch, its GPU's clock and other processes, and its host's load with those of the other ranks"
 
 
@@ -71,8 +73,15 @@ def _of_loop(late: LateRankRow, evidence: Evidence, step_s: float) -> Diagnosis 
         step_s,
         step_s * (1 - late["share"]),
         evidence=tuple(cast(Row, row) for row in LOOP_RANKS.of(evidence.tables)),
-        refines=("exposed-communication", "own-python", "data-input"),
+        refines=("exposed-communication", "own-python", "data-input", *_prepares(late, evidence, step_s)),
     )
+
+
+def _prepares(late: LateRankRow, evidence: Evidence, step_s: float) -> tuple[str, ...]:
+    """Return the code of the rule for batches made by the loop, if one rank alone makes most of them."""
+    made_s = sum(row["time_s"] for row in OWN_PYTHON.of(evidence.tables) if row.get("feeds_model"))
+    alone = late["work"] == PYTHON and late["extra_share"] * step_s > MOST_OF_IT * made_s
+    return ("batch-preparation",) if alone else ()
 
 
 def _work(late: LateRankRow, step_s: float) -> tuple[str, str]:

@@ -36,6 +36,7 @@ COLLECTIVE = re.compile(
 )
 PAIRWISE = ("send_recv", "send", "recv")  # between two ranks, without the rest of the group
 TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")  # end on all ranks at once
+FROM_ONE = ("broadcast", "scatter")  # the source may go on before the others have received
 ELEMENT_BYTES = {
     **dict.fromkeys(("double", "long", "long int", "complexfloat"), 8),
     **dict.fromkeys(("float", "int"), 4),

@@ -104,10 +104,17 @@ def test_one_common_step_is_not_enough_to_compare_ranks(steps: int, others: int)
     assert tables_of([report(0, 3 * [step(call(0.5))])]) == {}
 
 
-def test_broadcast_does_not_show_a_straggler() -> None:
-    """Its source goes on before the others."""
-    tables = tables_of([report(rank, 3 * [step(call(0.5 - 0.4 * rank, "broadcast"))]) for rank in (0, 1)])
-    assert not LATE_RANK.of(tables)
+@pytest.mark.parametrize("name", ["broadcast", "scatter"])
+def test_source_that_works_longer_delays_those_that_receive(name: str) -> None:
+    tables = tables_of([report(rank, 3 * [step(call(0.5 - 0.4 * rank, name))]) for rank in (0, 1)])
+    assert [(row["rank"], row["share"]) for row in LATE_RANK.of(tables)] == [(1, pytest.approx(0.4))]
+    assert [row["waiting_s"] for row in LOOP_RANKS.of(tables)] == [0.0, 0.0], "unknown, because the source goes on"
+
+
+def test_source_that_goes_on_to_wait_itself_delays_nobody() -> None:
+    """The others receive while it already waits for them in the next collective."""
+    source, other = (step(call(first_s, "broadcast"), call(0.6 - first_s)) for first_s in (0.1, 0.5))
+    assert not LATE_RANK.of(tables_of([report(0, 3 * [other]), report(1, 3 * [source])]))
 
 
 def test_collectives_of_other_groups_are_not_matched() -> None:

@@ -51,6 +51,15 @@ def test_late_rank_is_named_with_its_own_cause(work: str) -> None:
     assert first.sentence.startswith(f"rank 1 delays the others by 30.0 ms of each step (30%){rest}")
 
 
+@pytest.mark.parametrize(("extra_share", "code"), [(0.3, "straggler"), (0.14, "batch-preparation")])
+def test_batches_made_by_one_rank_alone_are_a_straggler(extra_share: float, code: str) -> None:
+    made = own("prepare", 8, 0.03, "eval") | {"feeds_model": True}
+    late = {"work": "python", "function": "prepare", "place": "train.py:8", "calls": "eval", "share": 0.2}
+    tables = ranks(late=late | {"extra_share": extra_share}, own_python=[made]).tables
+    (first, *_) = apply_rules(replace(loop(tables, other=0.04), config=replace(LOOP, world_size=2))).diagnoses
+    assert first.code == code
+
+
 @pytest.mark.parametrize(
     ("work", "share", "is_named"), [("batch", 0.1, True), ("batch", 0.099, False), ("", 0.25, True), ("", 0.249, False)]
 )
