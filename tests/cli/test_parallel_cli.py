@@ -147,6 +147,11 @@ def test_short_answer_fits_a_screen_and_names_the_other_tables(records: list[Run
     assert output.endswith("more with --all, and --out as below: communication, skew, differences, stages\n")
 
 
+def test_narrow_table_of_steps_keeps_hidden_and_exposed_communication(records: list[RunRecord]) -> None:
+    steps = next(text for text in parallel_command.texts(records, "terminal", 80) if ": steps" in text)
+    assert re.search(r"^strategy .*exposed +hidden", re.sub(r"\x1b\[\d*m", "", steps), re.MULTILINE)
+
+
 def test_tables_fit_a_terminal_of_80_columns(records: list[RunRecord]) -> None:
     output = re.sub(r"\x1b\[\d*m", "", "".join(parallel_command.texts(records, "terminal", 80)))
     assert max(map(len, output.splitlines())) <= 80

@@ -45,8 +45,8 @@ class StepRow(CellColumns):
     """Step of a cell, all ranks together."""
 
     step_s: float | None
-    p10_s: Annotated[float | None, Column(drop=4)]
-    p90_s: Annotated[float | None, Column(drop=5)]
+    p10_s: Annotated[float | None, Column(drop=2)]
+    p90_s: Annotated[float | None, Column(drop=3)]
     # None if gradients are also sent at other times, or by code outside of this package
     communication_s: Annotated[
         float | None,
@@ -61,14 +61,14 @@ class StepRow(CellColumns):
         Column(
             "exposed",
             "exposed, hidden: communication alone and beside computation, as shares of a traced step",
-            drop=3,
+            drop=6,
         ),
     ]
-    hidden: Annotated[float | None, Column(drop=2)]
+    hidden: Annotated[float | None, Column(drop=5)]
     tokens_per_s: Annotated[float | None, Column(drop=1)]  # sum over all ranks
     # Tokens/s over the tokens/s of as many baselines; None without a baseline, or with a disturbed one.
     efficiency: Annotated[
-        float | None, Column(note="efficiency: tokens/s over that of the same number of independent ranks")
+        float | None, Column(note="efficiency: tokens/s over that of the same number of independent ranks", drop=4)
     ]
     note: str | None
 
