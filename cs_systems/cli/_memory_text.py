@@ -9,7 +9,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from cs_systems.cli._output import print_table, terminal_width
-from cs_systems.config import describe
+from cs_systems.config import RunConfig, describe
 from cs_systems.core.printable import command_line, spans, visible, within
 from cs_systems.core.tables import Row, Table, table
 from cs_systems.core.units import human
@@ -24,6 +24,7 @@ CHECKPOINT = "checkpoint: it keeps its input, and backward recomputes the rest"
 SELECTIVE = (
     "a selective checkpoint also keeps outputs that are no saved tensors: `predicted` counts them, `kept` does not"
 )
+WHOLE = "a model that is compiled as a whole has no blocks: use --compile-scope block"
 COMPILED = "the compiler decides which tensors a compiled model keeps"
 WIDE = 100  # from this width on, shares of all tensors stand next to those of a block
 ROOM_OF_NUMBERS = 24  # width of the columns count, bytes and share, with the space between them
@@ -93,7 +94,7 @@ def _print_residuals(rows: Sequence[tables.ResidualRow], record: RunRecord, titl
         tables.RESIDUALS, caption=f"{title}: {tables.RESIDUALS.caption}", shown=" ".join([*columns, *shares])
     )
     print_table(named, top, notes)
-    _print_blocks(tables.RESIDUAL_BLOCKS.of(results), record.run_config.checkpoint.startswith("selective"))
+    _print_blocks(tables.RESIDUAL_BLOCKS.of(results), record.run_config)
     if changes := tables.BACKWARD_BLOCKS.of(results):
         print_table(tables.BACKWARD_BLOCKS, changes, alike=_sizes(tables.BACKWARD_BLOCKS))
 
@@ -102,7 +103,7 @@ def _percent(share: float | None) -> str | None:
     return None if share is None else f"{share:.1%}"
 
 
-def _print_blocks(rows: Sequence[tables.ResidualBlockRow], selective: bool) -> None:
+def _print_blocks(rows: Sequence[tables.ResidualBlockRow], config: RunConfig) -> None:
     """Print the bytes that each block keeps; equal blocks, and checkpoints of equally many blocks, share a row."""
     alike: dict[tuple[Any, ...], list[str]] = {}
     for row in rows:
@@ -113,7 +114,8 @@ def _print_blocks(rows: Sequence[tables.ResidualBlockRow], selective: bool) -> N
         for (size, like, under_one), names in alike.items()
     ]
     notes = [CHECKPOINT] if any(row.get("checkpoint") for row in rows) else []
-    notes += [SELECTIVE] if notes and selective else []
+    notes += [SELECTIVE] if notes and config.checkpoint.startswith("selective") else []
+    notes += [WHOLE] if config.compile != "none" and config.compile_scope == "model" else []
     print_table(tables.RESIDUAL_BLOCKS, blocks, notes, _sizes(tables.RESIDUAL_BLOCKS))
 
 

@@ -223,6 +223,7 @@ def test_compiled_model_has_no_predicted_column(tmp_path: Path, capsys: pytest.C
     kept = output.split("tensors that forward keeps for backward")[1]
     assert re.search(r"^operation +shape +dtype +count +(B|KiB) +of all$", kept, re.MULTILINE)
     assert re.search(r"^outside of modules +\d+$", kept, re.MULTILINE)
+    assert "a model that is compiled as a whole has no blocks: use --compile-scope block" in kept
     assert "predicted" not in kept
     assert "–" not in kept
 
