@@ -16,7 +16,7 @@ from typing import IO, Annotated, Any
 
 from tyro.conf import arg
 
-from cs_systems.cli._options import one_name
+from cs_systems.cli._options import Names, one_name
 from cs_systems.core.printable import visible
 from cs_systems.report.files import standard_output
 from cs_systems.report.tables import document
@@ -24,6 +24,9 @@ from cs_systems.report.tables import document
 PRINTED_FORMATS = ("terminal", "json")
 PrintedFormat = Annotated[
     str, one_name("format", PRINTED_FORMATS), arg(help="json: one document, with the sentences on standard error")
+]
+MoreColumns = Annotated[
+    Names, arg(help="columns of `report` to add to the table, such as mean std", help_behavior_hint="")
 ]
 
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from cs_systems.analysis.comparison.own_code import OWN_CODE, compared
 from cs_systems.cli._document import add, is_wanted
-from cs_systems.cli._options import Sweep
+from cs_systems.cli._options import Sweep, refuse
 from cs_systems.cli._output import Interrupted, print_table, terminal_width
 from cs_systems.cli._progress import announced, clock, current, duration, named, outcome, progress_lines
-from cs_systems.config import RunConfig, describe, same_fields
+from cs_systems.config import Phase, RunConfig, describe, same_fields
 from cs_systems.core.experiments import EXPERIMENTS
 from cs_systems.core.printable import command_line, labelled_command, plain, visible
 from cs_systems.core.tables import Column, Table
@@ -55,15 +55,18 @@ def run_and_report(
     show: Callable[[RunRecord, Path], None] | None = None,
     experiments_s: float = 0.0,
     tables: Sequence[str] = (),
+    columns: Sequence[str] = (),
 ) -> int:
     """Measure the cells (or list them, with --dry-run), print the table, and return the exit status.
 
     show: prints details of each record, given the folder that holds it, before the table.
     experiments_s: the time for experiments of all cells together. tables: those of a document, with --format json.
+    columns: of the printed table, next to the usual ones.
     """
     from cs_systems.analysis.comparison.verdict import verdict
     from cs_systems.report.tables.records import render
 
+    _check_columns(columns)
     if options.dry_run:
         return print_cells(configs, options)
     folder, records = measured(configs, options, command, seed, experiments_s)
@@ -80,7 +83,7 @@ def run_and_report(
         for record in records:
             show(record, folder)
     width = terminal_width()
-    print(render(records, width=width, color=width is not None))
+    print(render(records, width=width, color=width is not None, added=columns))
     print_own_code(records)
     if text := verdict(records):
         print(f"{text}\n")
@@ -91,6 +94,19 @@ def run_and_report(
     print(labelled_command("report:", words, text_width(width)))
     print_try(answer, records)
     return status
+
+
+def _check_columns(names: Sequence[str]) -> None:
+    """Raise ConfigError for an unknown column, before anything is measured; phases are known only afterwards."""
+    from cs_systems.report.tables import columns
+
+    if names and is_wanted():
+        refuse(["columns"], "--format json has every column")
+    for name in names:
+        try:
+            columns.parse(name.rpartition(".")[2], [*Phase])
+        except columns.UnknownColumn as error:
+            raise columns.UnknownColumn(error.name, "cs-systems report DIR --format csv | head -1") from None
 
 
 def print_document(records: Sequence[RunRecord], folder: Path, tables: Sequence[str] = ()) -> None:

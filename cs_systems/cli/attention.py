@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import arg
 
-from cs_systems.cli._document import PrintedFormat
+from cs_systems.cli._document import MoreColumns, PrintedFormat
 from cs_systems.cli._options import (
     MaybeNames,
     Names,
@@ -82,6 +82,7 @@ class Attention:
     cells: AttentionCells = field(default_factory=AttentionCells)
     steps: Steps = field(default_factory=Steps)
     sweep: Sweep = field(default_factory=Sweep)
+    columns: MoreColumns = ()
     format: PrintedFormat = "terminal"
 
 
@@ -91,4 +92,5 @@ ARGS = Attention
 def run(args: Attention) -> int:
     from cs_systems.cli._sweep import run_and_report
 
-    return run_and_report(of_each(args.steps, args.cells.configs), args.sweep, "attention", args.steps.seed)
+    configs = of_each(args.steps, args.cells.configs)
+    return run_and_report(configs, args.sweep, "attention", args.steps.seed, columns=args.columns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from cs_systems.cli._document import PrintedFormat
+from cs_systems.cli._document import MoreColumns, PrintedFormat
 from cs_systems.cli._options import Experiments, ModelCells, Steps, Sweep, Workloads, flag, of_each
 
 
@@ -17,6 +17,7 @@ class Time:
     step: Workloads = field(default_factory=Workloads)
     experiments: Experiments = field(default_factory=Experiments)
     warmup_study: Annotated[bool, flag("print every step, warm-up included, with the causes of slow ones")] = False
+    columns: MoreColumns = ()
     format: PrintedFormat = "terminal"
 
 
@@ -29,4 +30,6 @@ def run(args: Time) -> int:
     configs = of_each(args.steps, lambda steps: args.cells.configs(steps.base(), args.step))
     show = print_warmup if args.warmup_study else None
     limit_s = args.experiments.limit_s(configs)
-    return run_and_report(configs, args.sweep, "time", args.steps.seed, show, experiments_s=limit_s)
+    return run_and_report(
+        configs, args.sweep, "time", args.steps.seed, show, experiments_s=limit_s, columns=args.columns
+    )

@@ -251,6 +251,20 @@ def test_command_states_the_shape_of_plain_xl(size: str, said: str, capsys: pyte
     assert bool(err) == bool(said)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    {
+        "--columns meen": "unknown column 'meen'; did you mean mean_w or mean_s",
+        "--columns mean --format json": "--format json has every column; leave out --columns",
+    }.items(),
+)
+def test_added_columns_are_checked_before_measuring(
+    words: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["time", *words.split()]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
 def test_version_option_prints_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("cs-systems 0.")

@@ -128,8 +128,6 @@ def test_incomplete_record_line_is_named_and_others_are_shown(folder: Path, caps
     ("options", "message"),
     [
         (["--columns", "medain_ms"], "did you mean median"),
-        (["--columns", "size", "ranks"], "'ranks' is the heading of column world_size; use world_size"),
-        (["--columns", "size", "forward"], "'forward' is the heading of column forward.median_s; use forward.median_s"),
         (["--format", "html", "--columns", "size"], "leave out --columns, --pivot and --phase"),
         (["--figure", "figure.bmp"], "its name must end in .svg, .png or .pdf"),
     ],

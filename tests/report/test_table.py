@@ -44,6 +44,20 @@ def test_training_table_fits_80_columns(train_records: list[RunRecord]) -> None:
     assert "widen the terminal or choose columns with cs-systems report DIR --columns" in text.replace("\n", " ")
 
 
+def test_added_columns_stand_after_the_times(train_records: list[RunRecord]) -> None:
+    lines = render(train_records, width=100, added=["mean", "std"]).splitlines()
+    heading = next(n for n, line in enumerate(lines) if line.startswith("size"))
+    named = " ".join(lines[heading - 1].split())
+    assert "step mean std" in named
+    assert "spread" in named
+
+
+def test_column_is_found_by_its_heading(train_records: list[RunRecord]) -> None:
+    asked = ["size", "ranks", "forward", "mean", "backward.std"]
+    names = ["size", "world_size", "forward.median_s", "mean_s", "backward.std_s"]
+    assert render(train_records, columns=asked) == render(train_records, columns=names)
+
+
 def test_requested_memory_without_a_value_has_a_note(train_records: list[RunRecord]) -> None:
     asked = ["size", "before_backward_bytes", "peak_allocated_gib"]
     assert "\nbefore bwd: measured by cs-systems attention\n" in render(train_records, columns=asked)

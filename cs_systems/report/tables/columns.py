@@ -82,7 +82,7 @@ class Spec:
 
 
 def parse(name: str, phases: Sequence[str]) -> Spec:
-    """Parse a name: `backward.median_ms` → Spec(…, "backward", "median_s", ms).
+    """Parse a name or a heading: `backward.median_ms` → Spec(…, "backward", "median_s", ms), `mean` → that of `mean_s`.
 
     Raises ConfigError with the nearest names for an unknown one.
     """
@@ -92,8 +92,8 @@ def parse(name: str, phases: Sequence[str]) -> Spec:
     try:
         return Spec(name, phase or None, *units.resolve(column, NAMES))
     except ConfigError:
-        if meant := _under_heading(name, phases):
-            raise ConfigError(f"{name!r} is the heading of column {meant}; use {meant}") from None
+        if meant := _under_heading(column, () if phase else phases):
+            return parse(f"{phase}.{meant}" if phase else meant, phases)
         raise UnknownColumn(column) from None
 
 

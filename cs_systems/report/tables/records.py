@@ -65,13 +65,14 @@ def render(
     color: bool = False,
     sort: str | None = None,
     relative_to: str | None = None,
+    added: Sequence[str] = (),
 ) -> str:
     """Return the records as text in one of `formats.FORMATS`: a table for each workload, and its caveats.
 
     `pivot` is "ROWS:COLUMNS:VALUE", as in "size,context_length:attention:median_ms". `width` (characters) and `color`
     are for the terminal only. `sort` is a column, `NAME:desc` for the largest first. `relative_to` is FIELD=VALUE: its
-    cells are the baselines of a column with the speed-up. CSV without columns is the whole frame. Raises ConfigError
-    for an unknown format, column or phase.
+    cells are the baselines of a column with the speed-up. `added` are columns after the times, next to the default
+    ones. CSV without columns is the whole frame. Raises ConfigError for an unknown format, column or phase.
     """
     from cs_systems.report.tables.formats import FORMATS
 
@@ -84,7 +85,7 @@ def render(
             whole[name] = [text_cell(value) if isinstance(value, str) else value for value in whole[name]]
         rows = whole[whole["phase"].isna() | whole["phase"].isin(phases or cols.phases_of(whole))]
         return rows.to_csv(index=False, columns=[*CELL_COLUMNS, *PHASE_COLUMNS])
-    return write(tables(records, columns, pivot, phases, sort, relative_to), width, color)
+    return write(tables(records, columns, pivot, phases, sort, relative_to, added), width, color)
 
 
 def tables(
@@ -94,6 +95,7 @@ def tables(
     phases: Sequence[str] | None = None,
     sort: str | None = None,
     relative_to: str | None = None,
+    added: Sequence[str] = (),
 ) -> list[Table]:
     """Return one Table per workload among the records, in order of appearance; profiled ones are separate.
 
@@ -117,7 +119,7 @@ def tables(
         else:
             if sort:
                 rows = _sorted(rows, sort, whole)
-            table = _listed(whole, rows, columns, notes, on_cpu=_is_on_cpu(chosen))
+            table = _listed(whole, rows, columns, added, notes, on_cpu=_is_on_cpu(chosen))
             if relative_to:
                 table = with_speedups(table, chosen, whole, rows["record"].tolist(), relative_to)
         marked = (*before, *(" ".join(filter(None, [letters.get(d.code), str(d)])) for d in doubts), *after)
@@ -233,7 +235,13 @@ def varying(whole: pd.DataFrame) -> tuple[list[str], list[str]]:
 
 
 def _listed(
-    whole: pd.DataFrame, rows: pd.DataFrame, asked: Sequence[str] | None, notes: Sequence[str], *, on_cpu: bool
+    whole: pd.DataFrame,
+    rows: pd.DataFrame,
+    asked: Sequence[str] | None,
+    added: Sequence[str],
+    notes: Sequence[str],
+    *,
+    on_cpu: bool,
 ) -> Table:
     apart, constant = varying(whole)
     chosen = layout.layout(whole["workload"].iloc[0])
@@ -247,10 +255,10 @@ def _listed(
     beside = [f"{p}.median_s" for p in phases] if shown == [STEP] and len(phases) > 1 else []
     times = [*beside, "median_s"] if chosen.has_times else []
     named = [cols.full_name(name, whole) if name in CELL_COLUMNS else name for name in asked or ()]
-    names = named or [*apart, *times, *chosen.measured]
+    names = named or [*dict.fromkeys([*apart, *times, *added, *chosen.measured])]
     made = cols.make(names, rows, whole)
     if not asked:  # an unknown default column is noise; a requested one is shown empty
-        made = [c for c in made if c.name in apart or not c.is_empty]
+        made = [c for c in made if c.name in (*apart, *added) or not c.is_empty]
     caption = _caption(rows, [c for c in constant if c not in names], shown)
     leaves = chosen.leaves
     if chosen is layout.OTHER:
