@@ -19,11 +19,13 @@ from typing import Any
 import numpy as np
 
 from cs_systems.config import ConfigError
-from cs_systems.core.units import counted
+from cs_systems.core.printable import within
+from cs_systems.core.units import counted, human
 from cs_systems.readers import _sqlite as sqlite
 from cs_systems.readers._calls import Launches
 from cs_systems.readers._lost_kernels import launches_kernel, lost_launches
 from cs_systems.readers._processes import chosen_process, ranges_elsewhere
+from cs_systems.readers._stalls import unversioned
 from cs_systems.readers.forms.columns import (
     NO_RANGES,
     UNKNOWN,
@@ -32,6 +34,7 @@ from cs_systems.readers.forms.columns import (
     Ints,
     Ranges,
     distinct,
+    joined,
     latest,
     taken,
 )
@@ -65,6 +68,8 @@ HOST_MEMORY = ("pageable", "pinned")  # the first numbers of ENUM_CUDA_MEM_KIND
 MEMORY = "CUDA_GPU_MEMORY_USAGE_EVENTS"  # recorded with --cuda-memory-usage=true
 FREED, ON_THE_HOST = 1, "0, 1"  # ENUM_CUDA_DEV_MEM_EVENT_OPER; ENUM_CUDA_MEM_KIND: pageable, pinned
 GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"  # recorded with --cuda-graph-trace=graph, nsys's default
+# Calls of MPI, which older releases (2022.4) export as NVTX ranges.
+MPI = tuple(f"MPI_{kind}_EVENTS" for kind in ("P2P", "COLLECTIVES", "START_WAIT", "OTHER"))
 ABOUT = ("META_DATA_EXPORT", "EXPORT_META_DATA")  # versions of nsys and of the schema; the second until 2022
 # Columns that a table must have; other columns may be missing.
 REQUIRED = {
@@ -75,10 +80,13 @@ REQUIRED = {
     COPIES["memcpy"]: ("start", "end"),
     COPIES["memset"]: ("start", "end"),
     MEMORY: ("start", "bytes", "memKind", "memoryOperationType", "address"),
+    **dict.fromkeys(MPI, ("start", "end", "globalTid", "textId")),
 }
 MOST_ROWS = 40_000_000  # limit for these tables: about 6 GB of memory
 PUSH_POP, START_END = 59, 60
 NODES = "--cuda-graph-trace=node"
+RECORD = "record with nsys profile --trace=cuda,nvtx"
+MOST_NAMED, LONGEST = 3, 40  # calls of an export without kernels, and the characters of a name
 PROCESS_MASK = ~0xFFFFFF  # a globalTid masked by this gives the globalPid
 CHUNK = 1 << 18  # rows converted to text at a time
 _none = np.empty(0, np.int64)
@@ -174,10 +182,24 @@ class _Reader:
                     f"{self.path} is an SQLite file without tables of a profiler; give an export of nsys (.sqlite) or "
                     "a database of rocprofv3 (.db)"
                 )
-            raise ConfigError(
-                f"{self.path} holds no kernel; record with nsys profile --trace=cuda,nvtx while kernels run on the "
-                "GPU, and stop other profilers (ncu, DCGM)"
-            )
+            raise ConfigError(f"{self.path} holds no kernel{self._instead()}")
+
+    def _instead(self) -> str:
+        """Return which calls an export without kernels holds, and how to record kernels."""
+        if not self._has(RUNTIME):
+            return f"; {RECORD} while kernels run on the GPU, and stop other profilers (ncu, DCGM)"
+        names = self._texts("StringIds", "value")
+        query = f"SELECT nameId, count(*), sum(end - start) FROM {RUNTIME} GROUP BY 1 ORDER BY 3 DESC"
+        calls = [(names.get(number, ""), count, lasted) for number, count, lasted in self.database.execute(query)]
+        launched = sum(count for name, count, _ in calls if launches_kernel(name))
+        longest = [(within(unversioned(name), LONGEST), lasted * 1e-9) for name, _, lasted in calls if lasted]
+        named = [f"{human(lasted_s, 's')} in {name}" for name, lasted_s in longest[:MOST_NAMED]]
+        time = f" (time of the CUDA calls: {', '.join(named)})" if named else ""
+        if not launched:
+            return f" and no launch{time}; {RECORD} while kernels run on the GPU"
+        count = counted(launched, "launch", "launches")
+        lost = "so the GPU's profiling interface recorded none; stop other profilers (ncu, DCGM)"
+        return f", although it holds {count}{time}, {lost}, and {RECORD}"
 
     def _has(self, table: str) -> bool:
         return table in self.columns and bool(self.database.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchall())
@@ -354,9 +376,7 @@ class _Reader:
         start, end, device, stream, correlation, graph, codes = columns
         functions = [self._function(*row) for row in numbers]
         if not launches:
-            self.limitations.append(
-                "no CUDA call was recorded, so no kernel has a phase; record with nsys profile --trace=cuda,nvtx"
-            )
+            self.limitations.append(f"no CUDA call was recorded, so no kernel has a phase; {RECORD}")
         calls, start_s = launches.calls, _s(start)
         call = launches.of(correlation, start_s)
         return Kernels(
@@ -501,8 +521,18 @@ class _Reader:
         return Allocations(_s(start), thread, np.array(change, np.int64))
 
     def _ranges(self) -> Ranges:
-        if NVTX not in self.columns:
-            return NO_RANGES
+        """Return the ranges of the program, and the calls of MPI."""
+        found = [self._marked()] if NVTX in self.columns else []
+        found += [self._mpi_calls(table) for table in MPI if self._has(table)]
+        return joined(found) if found else NO_RANGES
+
+    def _mpi_calls(self, table: str) -> Ranges:
+        number, start, end, thread = self._read(table, "textId", "start", "end", "globalTid")
+        used, codes = np.unique(number, return_inverse=True)
+        names = [self.names.get(each, f"MPI call {each}") for each in used.tolist()]
+        return Ranges(Categorical(names, codes), _s(start), _s(end), thread).take(end != UNKNOWN)
+
+    def _marked(self) -> Ranges:
         text, text_id = (self._column(NVTX, name) for name in ("text", "textId"))
         ranges = f"eventType IN ({PUSH_POP}, {START_END})"
         start, end, thread = self._read(NVTX, "start", "end", "globalTid", where=ranges)
@@ -515,7 +545,7 @@ class _Reader:
         if endless := [name for name, ends in zip(named, ended.tolist(), strict=True) if not ends]:
             self.limitations.append(never_end(endless))
         if not ended.any() and not self._has(KERNELS) and not self._has(GRAPHS):
-            remedy = "; record with nsys profile --trace=cuda,nvtx while kernels run on the GPU"
+            remedy = f"; {RECORD} while kernels run on the GPU"
             never = f" that ends ({endless[0]!r} never ends); record until the step has ended" if endless else ""
             raise ConfigError(f"{self.path} holds no kernel and no NVTX range{never or remedy}")
         return Ranges(named, _s(start), _s(end), thread).take(ended)

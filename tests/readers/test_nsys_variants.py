@@ -69,6 +69,26 @@ def test_every_version_gives_the_same_numbers(change: Change, version: str) -> N
     assert made.trace.limitations == ()
 
 
+def test_calls_of_mpi_in_tables_of_their_own_are_ranges(change: Change) -> None:
+    """Newer exports hold calls of MPI in tables, older ones as NVTX ranges."""
+    columns = "(start INTEGER, end INTEGER, globalTid INTEGER, textId INTEGER)"
+    spans = f"start, end, globalTid FROM {N} WHERE text = 'forward'"
+    ranges = read(
+        change(
+            "INSERT INTO StringIds VALUES (900001, 'MPI_Send'), (900002, 'MPI_Barrier')",
+            *(f"CREATE TABLE {table} {columns}" for table in nsys.MPI),
+            f"INSERT INTO {nsys.MPI[0]} SELECT {spans.replace(' FROM', ', 900001 FROM')}",
+            f"INSERT INTO {nsys.MPI[1]} SELECT {spans.replace(' FROM', ', 900002 FROM')}",
+            f"INSERT INTO {nsys.MPI[1]} VALUES (1, NULL, 1, 900002)",
+        )
+    ).ranges
+    forward, send, barrier = (
+        [each[1:] for each in ranges.named(wanted.__eq__)] for wanted in ("forward", "MPI_Send", "MPI_Barrier")
+    )
+    assert send == barrier == forward
+    assert len(forward) == 3
+
+
 def test_gpu_names_follow_cuda_visible_devices(change: Change) -> None:
     """CUDA numbers the devices that it sees; nsys also numbers all of the machine."""
     another = (

@@ -189,6 +189,19 @@ class Ranges(Spans):
         return list(found.take(np.lexsort((-found.end_s, found.start_s))))
 
 
+def joined(parts: Sequence[Ranges]) -> Ranges:
+    """Return all ranges as one, in the order of the parts."""
+    if len(parts) == 1:
+        return parts[0]
+    numbers: dict[str, int] = {}
+    codes = [
+        np.array([numbers.setdefault(name, len(numbers)) for name in each.name.values], np.int64)[each.name.codes]
+        for each in parts
+    ]
+    rest = (np.concatenate([getattr(each, name) for each in parts]) for name in ("start_s", "end_s", "thread"))
+    return Ranges(Categorical([*numbers], np.concatenate(codes)), *rest)
+
+
 NO_RANGES = Ranges(Categorical([], _none), _never, _never, _none)
 
 
