@@ -1,7 +1,7 @@
 """Searches of `cs-systems advise` in programs with a planted fault that a lever mends, and in healthy ones.
 
 Question: is the lever that mends the fault kept, is its diff right, and is nothing claimed for a healthy program?
-Method: LEVERS maps 25 faults of diagnosis_truth/faults to the levers that mend them: loops and ranks on a CPU with one
+Method: LEVERS maps faults of diagnosis_truth/faults to the levers that mend them: loops and ranks on a CPU with one
 thread per process, and those of gpu/ where a GPU is. Each program is searched with all levers, unedited, within the
 same time. A fault counts as mended if one of its levers is kept and the gain of all kept levers, measured side by side
 at the end, excludes 1. The diff counts as right if it changes the program, runs in a copy (`--apply-patch`) and no kept
@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[2]
 FAULTS = Path(__file__).with_name("diagnosis_truth") / "faults"
 COMMITTED = ROOT / "profiles" / "diagnosis_truth" / "advised.md"
 LEVERS = {
+    "accumulation_reduces_each_time": ("no_sync",),
     "anomaly_mode": ("anomaly_detection",),
     "archive_opened_per_item": ("data_loader",),
     "checkpoint_not_reentrant": ("checkpointing",),

@@ -154,6 +154,7 @@ def test_levers_of_a_script_apply_or_have_a_reason(environment: object) -> None:
     assert reasons["batch_size"] == "it cannot be applied to a script from outside"
 
 
+DDP_OF_NET = "from torch.nn.parallel import DistributedDataParallel as DDP\nself.net = DDP(self.net)\n"
 EDITS = {
     "anomaly_detection": (
         "torch.autograd.set_detect_anomaly(True)\nwith torch.autograd.detect_anomaly():\n"
@@ -195,6 +196,14 @@ EDITS = {
         "import torch\nclass T:\n    @torch.no_grad()\n    def validate(self, x):\n        return self.net(x).item()\n"
         "@torch.no_grad()\ndef evaluate(x):\n    return net(x)\ndef train(x):\n    net.eval()\n    net(x).backward()\n",
     ),
+    "no_sync": (
+        DDP_OF_NET + "for _ in range(n + 1):\n    self.net(x).backward()\nopt.step()\n"
+        "for i, x in enumerate(data):\n    self.net(x).backward()\n    if (i + 1) % 4 == 0:\n        opt.step()\n",
+        DDP_OF_NET + "for micro_step in range(n + 1):\n"
+        "    self.net.require_backward_grad_sync = micro_step == (n + 1) - 1\n    self.net(x).backward()\nopt.step()\n"
+        "for i, x in enumerate(data):\n    self.net.require_backward_grad_sync = (i + 1) % 4 == 0\n"
+        "    self.net(x).backward()\n    if (i + 1) % 4 == 0:\n        opt.step()\n",
+    ),
 }
 
 
@@ -216,6 +225,9 @@ HARMLESS = {
         "import torch\ndef metric_loss(a, b):\n    return a - b\ndef train(m):\n    m(1).backward()\n"
         "def main():\n    model.eval()\n    train(model)\n"
     ),
+    "no_sync": DDP_OF_NET + "for i in range(9):\n    self.net(x).backward()\n    opt.step()\n"
+    "for x in data:\n    i += 1\n    self.net(x).backward()\n    if i % 4 == 0:\n        opt.step()\n"
+    "for k in range(3):\n    other(x).backward()\n",
 }
 
 
@@ -229,7 +241,7 @@ def test_patch_leaves_what_only_looks_alike(name: str) -> None:
 
 def test_patches_keep_what_shares_a_line_and_the_script_s_own_names() -> None:
     levers = {name: lever.script for name, lever in all_levers().items() if lever.script}
-    anomaly, collections, checkpoint, evaluation = (levers[name].patch or str for name in HARMLESS)
+    anomaly, collections, checkpoint, evaluation, _ = (levers[name].patch or str for name in HARMLESS)
     assert collections("gc.collect(); model.train()\n") == "pass; model.train()\n"
     assert collections("gc.collect(); torch.cuda.empty_cache()\n") == "pass; pass\n"
     assert collections("a = '\\x0c'  # \x0c\ngc.collect()  # now\ny = 2\n") == "a = '\\x0c'  # \x0c\ny = 2\n"

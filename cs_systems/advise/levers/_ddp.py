@@ -10,6 +10,7 @@ from cs_systems.advise.edits import Edit, calls, in_calls, names_of
 from cs_systems.advise.lever import Changes, Situation
 
 CLASS = "DistributedDataParallel"
+FLAG = "require_backward_grad_sync"  # read in each forward pass; no_sync() sets it, too
 MODULES = ("torch.nn.parallel", "torch.nn.parallel.distributed")
 
 
@@ -17,7 +18,7 @@ def unfit(situation: Situation) -> str | None:
     """Return why no option of DistributedDataParallel can be tried, or None."""
     if not situation.has_ranks:
         return "the script runs as one process"
-    return None if calls(situation.source, _names(situation.source)) else f"the script makes no {CLASS}"
+    return None if calls(situation.source, names(situation.source)) else f"the script makes no {CLASS}"
 
 
 def unless_set(keyword: str) -> Callable[[Situation], str | None]:
@@ -27,6 +28,11 @@ def unless_set(keyword: str) -> Callable[[Situation], str | None]:
         return unfit(situation) or (f"the script sets {keyword} itself" if f"{keyword}=" in situation.source else None)
 
     return check
+
+
+def leaves_out_averages(situation: Situation) -> bool:
+    """Return whether a script averages no gradients in some of its passes."""
+    return FLAG in situation.source or calls(situation.source, ("no_sync",))
 
 
 def made_with(**options: Any) -> Callable[[], Changes]:
@@ -52,10 +58,10 @@ def patch(**options: Any) -> Edit:
     """Return the edit that adds these options to each call of DistributedDataParallel."""
 
     def edit(source: str) -> str | None:
-        return in_calls(_names(source), {name: str(value) for name, value in options.items()})(source)
+        return in_calls(names(source), {name: str(value) for name, value in options.items()})(source)
 
     return edit
 
 
-def _names(source: str) -> Collection[str]:
+def names(source: str) -> Collection[str]:
     return {CLASS}.union(*(names_of(source, module, CLASS) for module in MODULES))

@@ -9,7 +9,7 @@ OPTION = {"static_graph": True}
 
 
 def unfit(situation: Situation) -> str | None:
-    if any(word in situation.source for word in ("no_sync", "require_backward_grad_sync")):
+    if _ddp.leaves_out_averages(situation) or "no_sync" in getattr(situation.cell, "levers", ()):
         return "the script leaves out the average in some passes, so that the graph is not the same"
     return _ddp.unless_set("static_graph")(situation)
 
