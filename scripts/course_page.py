@@ -16,11 +16,12 @@ from pathlib import Path
 
 from cs_systems.core.course import Task, tasks
 from cs_systems.core.printable import command_line
+from cs_systems.report.tables.rows import NO_DATA
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, RESULTS = ROOT / "docs" / "guides" / "course.md", ROOT / "profiles" / "course"
 BEGIN, END = "<!-- tasks: made by `make readme` from cs_systems/core/course.toml -->", "<!-- /tasks -->"
-WIDTH, MOST_LINES = 108, 24
+WIDTH, WHOLE_LINES, MOST_LINES = 108, 40, 24  # an output of more than WHOLE_LINES ends after MOST_LINES
 NEEDS = {0: "", 1: "# needs a GPU\n", 2: "# needs two GPUs\n"}
 
 
@@ -90,8 +91,8 @@ def excerpt(task: Task, number: int) -> str:
     output = outputs[number - 1].strip("\n")
     tables = "\n\n".join(answering(output, task.answers)) if task.answers else output
     lines = [line.rstrip() for line in tables.splitlines()]
-    most = MOST_LINES * max(1, len(task.answers))
-    return "\n".join([*lines[:most], "…"] if len(lines) > most else lines)
+    count = max(1, len(task.answers))
+    return "\n".join([*lines[: MOST_LINES * count], "…"] if len(lines) > WHOLE_LINES * count else lines)
 
 
 def options(words: Sequence[str]) -> dict[str, set[str]]:
@@ -113,7 +114,7 @@ def is_part_of(printed: dict[str, set[str]], now: dict[str, set[str]]) -> bool:
 
 def answering(output: str, captions: Sequence[str]) -> Iterator[str]:
     """Yield the first table for each of the captions' words. Tables of an output stand between empty lines."""
-    tables = output.split("\n\n")
+    tables = [table for table in output.split("\n\n") if f"\n{NO_DATA}" not in table]
     for words in captions:
         yield from [table for table in tables if words in " ".join(table.partition("───")[0].split())][:1]
 

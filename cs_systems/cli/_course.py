@@ -327,8 +327,7 @@ def carried_out(plan: Plan, deadline: float | None = None) -> int:
             print(f"    {line}", flush=True)
             is_shown = number in plan.task.shows and not is_wanted()
             with redirect_stdout(_Tee(sys.stdout, file) if is_shown else file):
-                # a task speaks of tables that a short answer leaves out
-                status = _status([*words, "--all"] if words[0] == "parallel" else words)
+                status = _status(words)
             done.append({"command": words, "status": status, "seconds": round(time.monotonic() - began, 1)})
             _write_state(plan, done)
             if status == EXIT_INTERRUPTED:
@@ -369,8 +368,8 @@ def command_rows(plan: Plan) -> list[CommandRow]:
 
 
 def _measured_by(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the words of a command that choose what it measures; another run may add --fresh or --skip-oom."""
-    return tuple(word for word in words if word not in ("--fresh", "--skip-oom"))
+    """Return the words of a command that choose what it measures, and not the tables that it prints."""
+    return tuple(word for word in words if word not in ("--fresh", "--skip-oom", "--all"))
 
 
 def state_file(task: Task, out: Path) -> Path:

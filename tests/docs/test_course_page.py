@@ -27,7 +27,7 @@ def test_excerpt_is_the_output_of_one_step(tmp_path: Path, monkeypatch: pytest.M
     task = tasks()["gradient_checkpointing"]
     assert course_page.excerpt(task, 2) == ""
     (tmp_path / task.name).mkdir()
-    long = "".join(f"line {n}\n" for n in range(40))
+    long = "".join(f"line {n}\n" for n in range(60))
     (tmp_path / task.name / f"{task.name}.txt").write_text(f"$ cs-systems memory\n{long}$ cs-systems report x\none\n")
     assert course_page.excerpt(task, 1).splitlines()[-2:] == ["line 23", "…"]
     assert course_page.excerpt(task, 2) == "one"
