@@ -91,7 +91,7 @@ class Answer:
             if tried:
                 return "nothing was kept: no option showed a gain"
             if any(row["reason"] == ENDED for row in self.others):
-                return "nothing was tried, because the time was over; give a longer --budget"
+                return "nothing was tried: a trial and its proof take longer than the time left; give a longer --budget"
             return "nothing was tried, because no option that applies is expected to gain"
         count = f"{len(self.kept)} of {sum(row['processes'] > 0 for row in self.trials)} options kept"
         if self.whole is None:

@@ -33,8 +33,11 @@ class Budgeted:
         return self.budget_s - self.left_s()
 
     def process_s(self) -> float:
-        """Return the median time of a process in s, which a single process that hangs or compiles hardly changes."""
-        return median(self._took_s) if self._took_s else self.first_s
+        """Return the median time of a process in s, which a single process that hangs or compiles hardly changes.
+
+        The first one, which reads libraries from the disk and fills compilers' caches, counts only while it is alone.
+        """
+        return median(self._took_s[1:] or self._took_s or [self.first_s])
 
     def timeout_s(self) -> float:
         """Return how long a process may take, so that time for other trials and for the proof of the gain is left.
