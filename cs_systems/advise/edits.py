@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import tokenize
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import takewhile
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 OPTIMIZERS = frozenset({"Adam", "AdamW", "SGD", "Adagrad", "NAdam", "RAdam", "RMSprop", "Adamax", "Adadelta"})
 BLANK = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
@@ -154,14 +155,14 @@ def optimizers(source: str) -> Iterator[tuple[ast.stmt, str]]:
 
 def calls(source: str, names: Collection[str]) -> bool:
     """Return whether a script calls one of these names."""
-    return next(all_calls(source, names), None) is not None
+    return bool(all_calls(source, names))
 
 
 def names_of(source: str, module: str, function: str) -> set[str]:
     """Return the dotted names by which a script's imports reach a function of a module."""
     package, _, last = module.rpartition(".")
     found = {f"{module}.{function}"}
-    for node in ast.walk(ast.parse(source)):
+    for node in _nodes_of(source).imports:
         match node:
             case ast.ImportFrom(module=named) if named == module:
                 found |= {each.asname or each.name for each in node.names if each.name == function}
@@ -180,11 +181,28 @@ def name_of(call: ast.Call) -> str:
     return ""
 
 
-def all_calls(source: str, names: Collection[str] = ()) -> Iterator[ast.Call]:
-    """Yield the calls whose dotted name, or its last part, is one of these; without names, all calls."""
+def all_calls(source: str, names: Collection[str] = ()) -> list[ast.Call]:
+    """Return the calls whose dotted name, or its last part, is one of these; without names, all calls."""
+    found = _nodes_of(source).calls
+    return [node for node in found if not names or name_of(node) in names or dotted(node.func) in names]
+
+
+class _Nodes(NamedTuple):
+    """Imports and calls of a source, in the order of ast.walk."""
+
+    imports: list[ast.Import | ast.ImportFrom]
+    calls: list[ast.Call]
+
+
+@functools.lru_cache(maxsize=2)  # the text of a library takes seconds to parse, and every lever asks about it
+def _nodes_of(source: str) -> _Nodes:
+    found = _Nodes([], [])
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and (not names or name_of(node) in names or dotted(node.func) in names):
-            yield node
+        if isinstance(node, ast.Call):
+            found.calls.append(node)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found.imports.append(node)
+    return found
 
 
 def _has_none(call: ast.Call, keywords: Collection[str]) -> bool:
