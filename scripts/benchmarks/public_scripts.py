@@ -70,11 +70,15 @@ class Script:
     name: str
     folder: str
     command: tuple[str, ...]
-    clocks: dict[str, list[str]]
+    clocks: dict[str, list[str]] = field(default_factory=dict)
     ranks: int = 1
     mask: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     steps: str = ""
+    repository: str = ""
+    commit: str = ""
+    about: str = ""
+    tiny: tuple[str, ...] = ()  # added to the command for a first try on a CPU
 
     def masked(self, text: str) -> str:
         for pattern in (*self.mask, *TIMES):
@@ -103,6 +107,16 @@ class Run:
         """Return the clocked steps of the slowest rank."""
         of_ranks = [one["steps"] or [] for one in self.ranks.values()]
         return max(of_ranks, key=lambda steps: sum(step["step"] for step in steps), default=[])
+
+
+def listed(file: Path, only: Sequence[str] | None) -> tuple[list[Script], dict[str, str]]:
+    """Return the programs of a list, those with a word of `only` in their names if given, and common variables."""
+    given = tomllib.loads(file.read_text())
+    scripts = [
+        Script(**{k: tuple(v) if isinstance(v, list) else v for k, v in each.items()}) for each in given["script"]
+    ]
+    chosen = [script for script in scripts if not only or any(word in script.name for word in only)]
+    return chosen, given.get("env", {})
 
 
 class Bench:
@@ -328,16 +342,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="file for all values; scripts in it that are not run again stay")
     options = parser.parse_args(arguments)
     options.root = options.root.resolve()
-    given = tomllib.loads(options.list.read_text())
-    scripts = [
-        Script(**{k: tuple(v) if isinstance(v, list) else v for k, v in each.items()}) for each in given["script"]
-    ]
-    chosen = [s for s in scripts if not options.only or any(word in s.name for word in options.only)]
+    scripts, variables = listed(options.list, None)
+    chosen, _ = listed(options.list, options.only)
     rows: dict[str, Row] = {}
     if options.json and options.json.exists():
         rows = {row["script"]: row for row in json.loads(options.json.read_text())["scripts"]}
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(options, given.get("env", {}), Path(folder))
+        bench = Bench(options, variables, Path(folder))
         for script in chosen:
             rows[script.name] = bench.row(script)
             ordered = [rows[s.name] for s in scripts if s.name in rows]
