@@ -83,8 +83,10 @@ def state_bytes(model: torch.nn.Module | None, optimizers: Sequence[torch.optim.
     their own gradients.
     """
     parameters = list(model.parameters()) if model is not None else []
-    parameters += [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
-    states = [value for optimizer in optimizers for of in optimizer.state.values() for value in of.values()]
+    # a user's class around an optimizer may leave out Optimizer.__init__, and then has neither groups nor state
+    whole = [found for found in optimizers if hasattr(found, "param_groups") and hasattr(found, "state")]
+    parameters += [p for optimizer in whole for group in optimizer.param_groups for p in group["params"]]
+    states = [value for optimizer in whole for of in optimizer.state.values() for value in of.values()]
     return {
         "parameters_bytes": _storage_bytes(parameters),
         "gradients_bytes": _storage_bytes([p.grad for p in parameters]),

@@ -43,17 +43,22 @@ def language_model(made: Any, config: Any, device: Device, own: Mapping[str, Any
         rank = process_group.rank()
         batches = iter(random_batches(config.data, vocabulary, shape, device.torch, config.seed, rank), None)
         return TrainingSetup(
-            model, batches=batches, loss=lambda logits, batch: loss(logits, batch[1]), forward=_on_inputs
+            model, batches=batches, loss=lambda output, batch: loss(logits_of(output), batch[1]), forward=_on_inputs
         )
     with device.torch:
         tokens, targets = torch.randint(vocabulary, shape), torch.randint(vocabulary, shape)
-    return TrainingSetup(model, tokens, loss=lambda logits: loss(logits, targets))
+    return TrainingSetup(model, tokens, loss=lambda output: loss(logits_of(output), targets))
 
 
 def of_sizes(made: Any, sizes: Any, own: Mapping[str, Any]) -> nn.Module:
     """Return a model of the class, built with those sizes of a ModelConfig that its constructor accepts."""
     model: nn.Module = made(**{**{name: getattr(sizes, name) for name in _sizes_of(made)}, **own})
     return model
+
+
+def logits_of(output: Any) -> Any:
+    """Return the logits of a language model that returns them alone, or first in a tuple, such as with losses."""
+    return output[0] if isinstance(output, tuple) else output
 
 
 def _on_inputs(model: nn.Module, batch: Any) -> Any:

@@ -20,6 +20,7 @@ from cs_systems.analysis.comparison.own_code import OwnCodeRow, sameness
 from cs_systems.config import FIELDS, Mode, RunConfig
 from cs_systems.core import plugins
 from cs_systems.core.shapes import ModelConfig
+from cs_systems.measure.workloads._language_model import logits_of
 from cs_systems.model.attention import AttentionCall
 from cs_systems.model.attention.naive import BACKEND as NAIVE
 from cs_systems.model.training.clipping import KIND as CLIPPING
@@ -230,6 +231,6 @@ def model_row(name: str, make: Callable[[ModelConfig], nn.Module], device: torch
         own.load_state_dict(state, strict=False)
         tokens = torch.randint(SMALL.vocab_size, (2, SMALL.context_length)).to(device)
         with torch.no_grad():
-            yield own.eval()(tokens), built_in(tokens)
+            yield logits_of(own.eval()(tokens)), built_in(tokens)
 
     return row(FIELDS["workload"].option, name, "BasicTransformerLM", pairs)

@@ -28,7 +28,7 @@ from cs_systems.core.validation import settings
 from cs_systems.machine import process_group
 from cs_systems.machine.device import Device
 from cs_systems.measure.workloads import Cell, Unavailable, Workload
-from cs_systems.measure.workloads._language_model import is_language_model, of_sizes
+from cs_systems.measure.workloads._language_model import is_language_model, logits_of, of_sizes
 from cs_systems.model.training.losses import cross_entropy
 from cs_systems.model.transformer import BasicTransformerLM
 from cs_systems.record import Ran
@@ -137,7 +137,7 @@ class StrategyError(Workload):
         return torch.randint(self.config.model.vocab_size, shape, generator=random).to(self.device.torch)
 
     def _loss(self, model: nn.Module, rows: Tensor) -> Tensor:
-        return cross_entropy(model(rows[:, :-1]), rows[:, 1:])
+        return cross_entropy(logits_of(model(rows[:, :-1])), rows[:, 1:])
 
     def _mean(self, value: float) -> float:
         """Return the mean over the ranks."""

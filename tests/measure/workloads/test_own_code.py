@@ -184,6 +184,9 @@ class TransformerLM(BasicTransformerLM):
         super().__init__(ModelConfig("mine", vocab_size=vocab_size, context_length=context_length, **sizes))
 
 
+class WithLosses(TransformerLM):
+    def forward(self, tokens):
+        return super().forward(tokens), []
 class Headless(TransformerLM):
     def forward(self, tokens):
         return 2 * super().forward(tokens)
@@ -346,6 +349,11 @@ def test_own_model_runs_with_other_own_code_and_is_compared_with_the_built_in(so
         (FIELDS[field].option for field in ("workload", *own)), "yes"
     )
     assert record.frame()["phase"].tolist()[:4] == ["input", "forward", "loss", "backward"]
+
+
+def test_own_model_may_return_losses_of_its_layers_after_the_logits(source: Path) -> None:
+    record, (row,) = compared(TINY, workload=f"{source}:WithLosses", warmup=0, steps=1)
+    assert (record.status, row["same"]) == ("ok", "yes"), record.reason
 
 
 @pytest.mark.parametrize(
