@@ -263,12 +263,16 @@ def _literal(value: ast.expr) -> Any:
 
 
 def provenance(name: str) -> dict[str, str] | None:
-    """Return the name, path and SHA-256 of foreign code, for the record; None for a built-in."""
+    """Return the name, path and SHA-256 of foreign code, for the record; None for a built-in.
+
+    The hash covers the file, and the files of its project that it imports.
+    """
     if not is_foreign(name) or name.startswith(LIVE):
         return None
     source, _, _ = name.rpartition(":")
     path = source_file(source)
-    digest = _sha256(path.read_bytes()) if path else ""
+    digests = [_sha256(each.read_bytes()) for each in (path, *projects.imported_files(path))] if path else [""]
+    digest = digests[0] if len(digests) == 1 else _sha256("".join(digests).encode())
     return {"name": name, "path": source, "sha256": digest}
 
 

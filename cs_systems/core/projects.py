@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import tomllib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 FILE = "pyproject.toml"
+OURS = "cs_systems"  # a record has the version of its own code
 
 
 def root_of(file: Path) -> Path | None:
@@ -26,6 +29,59 @@ def import_folders(file: Path) -> list[Path]:
         return []
     projects = [root, *_named(root, (root / FILE).stat().st_mtime_ns)]
     return [folder for project in projects for folder in (project, project / "src") if folder.is_dir()]
+
+
+def imported_files(file: Path) -> list[Path]:
+    """Return the files of the current folder and of the project that a file imports, and these import in turn.
+
+    Imports are read from the code, also those inside functions; nothing is imported. Installed packages are left out.
+    """
+    folders = [Path.cwd(), *import_folders(file)]
+    ours = {each.stem for folder in folders for each in folder.iterdir()} - {OURS}
+    found, left = {file.resolve(): None}, [file]
+    while left:
+        current = left.pop()
+        for name in (name for name in _imports_of(current) if name.partition(".")[0] in ("", *ours)):
+            for each in _files_of(name, current, folders):
+                if each not in found:
+                    found[each] = None
+                    left.append(each)
+    return [*found][1:]
+
+
+def _imports_of(file: Path) -> Sequence[str]:
+    """Return the modules that a file may import; those of a relative import begin with its dots."""
+    try:
+        return _imports(file, file.stat().st_mtime_ns)
+    except (OSError, SyntaxError, ValueError, RecursionError):  # reported when the file is imported
+        return ()
+
+
+@functools.lru_cache(maxsize=512)
+def _imports(file: Path, modified_ns: int) -> tuple[str, ...]:
+    names = dict[str, None]()
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        match node:
+            case ast.Import(names=modules):
+                names |= dict.fromkeys(each.name for each in modules)
+            case ast.ImportFrom(module=module, names=objects, level=level):
+                base = "." * level + (module or "")
+                dot = "." if module else ""
+                names |= dict.fromkeys([base, *(f"{base}{dot}{each.name}" for each in objects)])
+    return tuple(names)
+
+
+def _files_of(name: str, importer: Path, folders: Sequence[Path]) -> Iterator[Path]:
+    """Yield the files that run if a module is imported: those of its packages, and its own."""
+    parts = name.lstrip(".").split(".")
+    if dots := len(name) - len(name.lstrip(".")):
+        folders = [importer.resolve().parents[dots - 1]] if dots <= len(importer.resolve().parents) else []
+    for folder in folders:
+        tried = [folder.joinpath(*parts[:count]) for count in range(1, len(parts) + 1)]
+        files = [each for path in tried for each in (path / "__init__.py", path.with_suffix(".py"))]
+        if existing := [each for each in files if each.is_file()]:
+            yield from (each.resolve() for each in existing)
+            return
 
 
 def root_with_name(file: Path, name: str) -> Path | None:

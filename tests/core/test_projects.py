@@ -59,6 +59,24 @@ def test_form_follows_an_import_within_the_project(project: Path) -> None:
     assert form_of(f"{project}/tests/adapters.py:get").options == {"size": False}
 
 
+def test_hash_of_code_covers_the_files_that_it_imports(project: Path) -> None:
+    """A student's adapters stay as they are, and the code behind them changes."""
+
+    def digest() -> str:
+        source = plugins.provenance(f"{project}/tests/adapters.py:get")
+        assert source is not None
+        return source["sha256"]
+
+    before = digest()
+    (project / "my_systems" / "ddp.py").write_text("def get_ddp(module, size=2): ...\nfrom . import more\n")
+    assert (changed := digest()) != before
+    (project / "my_systems" / "more.py").write_text("import torch\n")
+    assert digest() not in (before, changed)
+    (project / "my_systems" / "unused.py").write_text("import torch\n")
+    (project / "my_systems" / "more.py").write_text("def (\n")  # is reported when it is imported
+    assert digest() not in (before, changed)
+
+
 def test_project_that_is_not_installed_has_the_command_as_remedy(project: Path) -> None:
     (project / "my_systems" / "__init__.py").write_text("import importlib.metadata as m\nm.version('my-systems')\n")
     with pytest.raises(

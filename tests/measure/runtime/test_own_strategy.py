@@ -143,7 +143,7 @@ def test_table_compares_each_strategy_with_one_process_also_where_its_code_fails
     assert crashed["note"].split()[0] in text
 
 
-def test_record_has_the_hash_of_the_file(run: Any) -> None:
+def test_record_has_the_hash_of_the_file_and_of_what_it_imports(run: Any) -> None:
     _, records, folder = run
     (record,) = (
         r for r in records
@@ -152,7 +152,8 @@ def test_record_has_the_hash_of_the_file(run: Any) -> None:
     )  # fmt: skip
     ran = first_row(record.results, "ran")
     assert ran["strategy_path"] == "adapters.py"
-    assert ran["strategy_sha256"] == hashlib.sha256((folder / "adapters.py").read_bytes()).hexdigest()
+    each = (hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in ("adapters.py", "student.py"))
+    assert ran["strategy_sha256"] == hashlib.sha256("".join(each).encode()).hexdigest()
 
 
 def test_run_is_read_after_its_files_are_deleted(
