@@ -85,6 +85,7 @@ class Ran(TypedDict, total=False):
     resident: bool | None  # whether the workload stayed in memory between rounds; None with one round
     takes_config: bool  # whether the configuration had an effect on a user's own workload
     graph_breaks: int | None  # graph breaks of torch.compile; None if the cell compiled nothing itself
+    compiled_graphs: int | None  # graphs that torch.compile made in the process of a loop
     uses: str  # fields of the configuration that a user's own workload read or that applied to it, separated by spaces
     precision: str
     mode: str

@@ -12,6 +12,7 @@ from cs_systems.config import FIELDS, ConfigError, RunConfig
 from cs_systems.core import plugins
 from cs_systems.core.experiments import EXPERIMENTS, ExperimentRow
 from cs_systems.core.fields import Subject
+from cs_systems.core.tables import first_row
 from cs_systems.formulas.memory.forecast import Forecast
 from cs_systems.record import Environment, RunRecord
 
@@ -110,6 +111,11 @@ class Situation:
     def is_captured(self) -> bool:
         """Flag of a step that is one launch, so that the device never waits for the host."""
         return isinstance(self.cell, RunConfig) and self.cell.graph == "step"
+
+    @cached_property
+    def ran(self) -> Mapping[str, Any]:
+        """What the recorder saw in the script without levers; empty before the first measurement."""
+        return first_row(self.history[0].results, "ran") if self.history else {}
 
     @cached_property
     def causes(self) -> Mapping[str, float]:

@@ -47,7 +47,7 @@ class Probes:
 
     def compilations(self) -> tuple[int, float]:
         """Return (compilations in this process so far, seconds that they took)."""
-        graphs, seconds = _dynamo()
+        graphs, seconds = compiled_graphs()
         if self.triton is not None:
             graphs, seconds = graphs + self.triton.count, seconds + self.triton.seconds
         return graphs, seconds
@@ -69,7 +69,7 @@ class Probes:
         }
 
 
-def _dynamo() -> tuple[int, float]:
+def compiled_graphs() -> tuple[int, float]:
     """Return (graphs that torch.compile made in this process, seconds it took): zeros if it is not loaded."""
     utils = sys.modules.get("torch._dynamo.utils")
     if utils is None:

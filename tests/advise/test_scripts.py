@@ -399,6 +399,24 @@ def test_lever_that_has_nothing_to_change_says_so(name: str, source: str, reason
     assert dict(one for one in proposals(situation, all_levers()) if isinstance(one, tuple))[name] == reason
 
 
+@pytest.mark.parametrize(
+    ("name", "source", "ran"),
+    [
+        ("compile", "if args.compile: model = torch.compile(model)", {"precision": "fp32"}),
+        ("bf16", "parser.add_argument('--dtype', choices=['float32', 'bfloat16'])", {"precision": "tf32"}),
+        ("tf32", "if args.fast: torch.backends.cuda.matmul.allow_tf32 = True", {"precision": "fp32"}),
+    ],
+)
+def test_lever_that_the_script_names_and_does_not_use_is_tried(name: str, source: str, ran: dict[str, Any]) -> None:
+    used = {"precision": "bf16", "compiled_graphs": 1}
+    tried = []
+    for row in (ran, used):
+        record = RunRecord("", RunConfig().to_dict(), "ok", results={"ran": [row]})
+        found = proposals(Situation(ScriptPlan(), GPU, texts=(source,), history=(record,)), all_levers())
+        tried.append(name in {one.lever for one in found if not isinstance(one, tuple)})
+    assert tried == [True, False]
+
+
 def test_text_with_a_lever_that_has_no_hook_is_what_runs() -> None:
     before, after = EDITS["evaluation_without_gradients"]
     assert in_script.edited(["evaluation_without_gradients", "anomaly_detection"], before) == after

@@ -43,7 +43,8 @@ def _cpu_has_bf16() -> bool:
 
 
 def unfit(situation: Situation) -> str | None:
-    if any(word in situation.source for word in ("autocast", "bfloat16", "float16", ".half()")):
+    is_full = situation.ran.get("precision") in (Precision.FP32, Precision.TF32)
+    if not is_full and any(word in situation.source for word in ("autocast", "bfloat16", "float16", ".half()")):
         return "the script chooses its precision itself"
     return _lacks_bf16(situation)
 

@@ -26,7 +26,9 @@ def options(situation: Situation) -> Sequence[Option] | str:
 
 
 def unfit(situation: Situation) -> str | None:
-    return "the script calls torch.compile itself" if compiles(situation.source) else None
+    if not compiles(situation.source) or (situation.ran and not situation.ran.get("compiled_graphs")):
+        return None  # a call that an option of the script or of its library leaves out compiles nothing
+    return "the script calls torch.compile itself"
 
 
 def compiles(source: str) -> bool:

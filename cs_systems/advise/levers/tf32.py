@@ -24,6 +24,8 @@ def options(situation: Situation) -> Sequence[Option] | str:
 def unfit(situation: Situation) -> str | None:
     if not situation.on_gpu:
         return "a CPU has no TF32"
+    if situation.ran.get("precision") == Precision.FP32:
+        return None
     if "set_float32_matmul_precision" in situation.source or "allow_tf32" in situation.source:
         return "the script sets it itself"
     return None

@@ -20,7 +20,7 @@ from cs_systems.core import caveats
 from cs_systems.core.caveats import GRAPH_BREAKS, LOOP_REMEDIES, Caveat
 from cs_systems.core.statistics import total
 from cs_systems.core.units import counted
-from cs_systems.instrument.probes import graph_break_rows, graph_breaks
+from cs_systems.instrument.probes import compiled_graphs, graph_break_rows, graph_breaks
 from cs_systems.machine import device as devices
 from cs_systems.machine.device import Device
 from cs_systems.machine.environment import environment
@@ -94,7 +94,7 @@ def success(
     begun = sum(each.iterators > 0 for each in inputs)
     iterators = ITERATORS.filled([{"steps": len(inputs), "with_new": begun}]) if begun else {}
     found = tuple(replace(caveat, remedy=LOOP_REMEDIES.get(caveat.code, caveat.remedy)) for caveat in found)
-    known = {"precision": precision, "graph_breaks": len(noted) or None}
+    known = {"precision": precision, "graph_breaks": len(noted) or None, "compiled_graphs": compiled_graphs()[0]}
     ran = cast(Ran, {**subject.ran(), **counts, **{name: value for name, value in known.items() if value}})
     broken = GRAPH_BREAKS.filled(breaks) if breaks else {}
     warnings = tuple({caveat.code: caveat for caveat in found}.values())

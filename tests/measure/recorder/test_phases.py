@@ -206,6 +206,7 @@ def test_compiled_model_is_found_and_never_compiled_again(how: str, tmp_path: Pa
                 loss_of(called, batch).backward()
                 optimizer.step()
             graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert recorder.records[0].results["ran"][0]["compiled_graphs"] == graphs[-1]
     assert phases(recorder)["forward"] == 1.0
     assert "no-forward" not in [c.code for c in recorder.records[0].warnings]
     assert set(graphs) == {graphs[0]}
