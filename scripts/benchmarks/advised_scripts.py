@@ -33,6 +33,7 @@ from typing import Any
 import _script_data
 from public_scripts import Script, listed
 
+from cs_systems.advise.judge import step_s
 from cs_systems.advise.lever import ScriptPlan, all_levers
 from cs_systems.advise.scripts import ScriptBench
 from cs_systems.advise.sources import sources
@@ -144,16 +145,16 @@ def grid(script: Script, lane: Lane, answer: Row, budget_s: float) -> Row:
             if times and bench.left_s() < (1 + 2 * AGAIN) * bench.process_s():
                 break
             record = bench.measure(ScriptPlan(cell), 0)
-            times[cell] = [record.measurement.median_s()] if record.measurement else []
+            times[cell] = [found_s] if (found_s := step_s(record)) else []
             print(cell, times[cell] or record.reason, file=sys.stderr, flush=True)
         measured = {cell: found for cell, found in times.items() if found}
-        closest = sorted(measured, key=lambda cell: measured[cell])[:2]
-        for number, cell in itertools.product(range(1, AGAIN + 1), dict.fromkeys([*closest, kept])):
-            if (record := bench.measure(ScriptPlan(cell), number)).measurement:
-                measured[cell].append(record.measurement.median_s())
+        closest = dict.fromkeys([*sorted(measured, key=lambda cell: measured[cell])[:2], *({kept} & {*measured})])
+        for number, cell in itertools.product(range(1, AGAIN + 1), closest):
+            if found_s := step_s(bench.measure(ScriptPlan(cell), number)):
+                measured[cell].append(found_s)
         spent_s = bench.spent_s()
     typical = {cell: median(found) for cell, found in measured.items()}
-    best = min(dict.fromkeys([*closest, kept]), key=lambda cell: typical[cell])
+    best = min(closest, key=lambda cell: typical[cell])
     return {
         "script": script.name,
         "levers": list(names),
