@@ -13,7 +13,7 @@ CASE = {
     "truth": "A callback draws a grid of reconstructions after each batch and writes it as an optimised PNG: much of the time.",
     "cause": "logging",
     "also": ["host-python"],
-    "never": ["start-up", "data-loading", "growth", "periodic-pause", "small-operators"],
+    "never": ["start-up", "data-loading", "periodic-pause", "small-operators"],
     "healthy": False,
     "place": [
         "Image.fromarray(",
