@@ -20,6 +20,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -81,6 +82,7 @@ def search(script: Script, lane: Lane, budget: str) -> Row:
     """Search one script, and return its answer with the state of its folder."""
     place = lane.root / script.folder
     warmup, timed = lane.steps(script)
+    before = state(place)
     with tempfile.TemporaryDirectory() as out:
         options = ["--budget", budget, "--warmup", str(warmup), "--steps", str(timed), "--out", out]
         began_s = time.monotonic()
@@ -94,7 +96,10 @@ def search(script: Script, lane: Lane, budget: str) -> Row:
         took_s = time.monotonic() - began_s
         file, patch = Path(out) / "advice.json", Path(out) / "advice.diff"
         answer = json.loads(file.read_text()) if file.exists() else {}
-        applies = git(place, "apply", "--check", str(patch)).returncode == 0 if patch.exists() else None
+        applies = None  # no diff, or no git
+        if patch.exists() and shutil.which("git"):
+            check = ["git", "apply", "--check", str(patch)]
+            applies = subprocess.run(check, cwd=place, capture_output=True).returncode == 0
         log = Path(out) / "start-0" / "log.txt"
         tail = "" if answer or not log.exists() else log.read_text(errors="replace")[-2000:]
     return {
@@ -106,7 +111,7 @@ def search(script: Script, lane: Lane, budget: str) -> Row:
         "budget": budget,
         "took_s": round(took_s, 1),
         "status": done.returncode,
-        "changed_files": git(place, "status", "--porcelain").stdout.split("\n")[:-1],
+        "changed_files": sorted({file for file, _ in before.items() ^ state(place).items()}),
         "diff_applies": applies,
         **answer,
         "printed": done.stdout if answer else done.stdout + done.stderr[-2000:] + tail,
@@ -125,8 +130,17 @@ def warm(script: Script, lane: Lane) -> float:
     return time.monotonic() - began_s
 
 
-def git(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True)
+def state(folder: Path) -> dict[str, str]:
+    """Return the changes that git reports in a folder, with the size and the time of every file of a folder."""
+    found = {
+        str(file.relative_to(folder)): f"{file.stat().st_size} {file.stat().st_mtime_ns}"
+        for file in folder.rglob("*")
+        if file.is_file() and ".git" not in file.parts
+    }
+    if shutil.which("git"):
+        done = subprocess.run(["git", "status", "--porcelain"], cwd=folder, capture_output=True, text=True)
+        found |= dict.fromkeys(done.stdout.splitlines(), "git status")
+    return found
 
 
 def grid(script: Script, lane: Lane, answer: Row, budget_s: float) -> Row:
@@ -222,7 +236,9 @@ def _cells(row: Row) -> list[str]:
             half = f"{(whole['high'] - whole['low']) / 2 / whole['ratio']:.1%}"
     tried = sum(each["processes"] > 0 for each in row.get("trials", ()))
     commit = f"{row['repository']}@{row['commit'][:10]}"
-    diff = {None: "none", True: "applies", False: "does not apply"}[row["diff_applies"]]
+    diff = {None: "not tried" if row.get("diff") else "none", True: "applies", False: "does not apply"}[
+        row["diff_applies"]
+    ]
     folder = "as before" if not row["changed_files"] else f"changed: {len(row['changed_files'])} files"
     return [
         *(row["script"], commit, _ms(row.get("start_s")), _ms(row.get("best_s")), gain, interval, half),
