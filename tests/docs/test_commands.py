@@ -49,7 +49,10 @@ def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
                 patch.setenv(name, environment[name])
             if program == "python":
                 patch.setattr(sys, "argv", words)
-                runpy.run_path(words[0], run_name="__main__")
+                try:
+                    runpy.run_path(words[0], run_name="__main__")
+                except SystemExit as stop:
+                    status = int(stop.code or 0)
             else:
                 status = main(words)
         out, err = capsys.readouterr()
