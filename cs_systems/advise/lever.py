@@ -114,7 +114,7 @@ class Situation:
 
     @cached_property
     def ran(self) -> Mapping[str, Any]:
-        """What the recorder saw in the script without levers; empty before the first measurement."""
+        """Row of what the recorder saw in the script without levers; empty before the first measurement."""
         return first_row(self.history[0].results, "ran") if self.history else {}
 
     @cached_property
