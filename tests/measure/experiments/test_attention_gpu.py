@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 LONG = RunConfig(
     model=preset("small", num_layers=4, context_length=1024),
     seq_len=1024,
-    batch_size=4,
+    batch_size=32,  # so that no step waits for its launches, which takes 20 ms on a slow host
     precision="bf16",
     warmup=5,
     steps=10,  # type: ignore[arg-type]
