@@ -79,8 +79,14 @@ def test_number_of_ranks_follows_the_gpus() -> None:
 def test_own_code_has_a_row_next_to_the_built_in() -> None:
     flash = planned(tasks()["flash_forward"], CPU, Path("out"), code="mine.py:attend").commands[0]
     assert flash[flash.index("--attention") + 1 :][:3] == ["naive", "flash_torch", "mine.py:attend"]
-    sharded = planned(tasks()["optimizer_state_sharding"], CPU, Path("out"), code="a.py:make").commands[0]
-    assert sharded[sharded.index("--strategy") + 1 :][:2] == ["ddp_naive+zero1", "ddp_naive+a.py:make"]
+    for name, rows in {
+        "optimizer_state_sharding": ["ddp_naive+zero1", "ddp_naive+a.py:make"],
+        "optimizer_state_sharding_accounting": ["zero1_flat", "ddp_overlap+a.py:make"],
+        "naive_ddp_benchmarking": ["ddp_naive", "a.py:make"],
+        "fsdp_accounting": ["fsdp", "a.py:make"],
+    }.items():
+        words = planned(tasks()[name], CPU, Path("out"), code="a.py:make").commands[0]
+        assert words[words.index(rows[1]) - 1 :][:3] == [*rows, "--steps" if name == "fsdp_accounting" else "--with"]
 
 
 def test_own_strategy_with_buckets_is_measured_at_several_bucket_sizes(tmp_path: Path) -> None:
