@@ -188,6 +188,19 @@ class RepeatedCallsRow(TypedDict):
     of_calls: int
 
 
+class RepeatedModulesRow(TypedDict):
+    """Repeated calls of any modules with the same inputs and the same result, in a step on average."""
+
+    module: str  # class of the one that takes most of the time
+    steps: int  # observed steps with such calls
+    of_steps: int
+    calls: int
+    time_s: float
+    share: float  # of the time in all modules
+    recorded_share: float  # share of these calls in the time of forward that autograd records
+    place: str | None  # the program's line with most of the time
+
+
 class DroppedGradientsRow(TypedDict):
     """Gradients of an optimizer that backward passes for another one compute, and that are cleared before its step.
 
@@ -317,6 +330,7 @@ UNUSED_PASSES = Table("unused_passes", UnusedPassesRow, "backward passes without
 UNUSED_GRADIENTS = Table("unused_gradients", UnusedGradientsRow, "gradients that no optimizer uses")
 DENSE_GRADIENTS = Table("dense_gradients", DenseGradientsRow, "gradients that are zero in most rows")
 REPEATED_CALLS = Table("repeated_calls", RepeatedCallsRow, "calls of a model with the same input")
+REPEATED_MODULES = Table("repeated_modules", RepeatedModulesRow, "calls of modules that compute a result again")
 DROPPED_GRADIENTS = Table(
     "dropped_gradients", DroppedGradientsRow, "gradients that are cleared before their optimizer's step"
 )

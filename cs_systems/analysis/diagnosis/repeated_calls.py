@@ -1,15 +1,17 @@
-"""Rule for a model that is called again with the same input in a step, with gradients, where one call would do."""
+"""Rule for a model, or a part of one, that is called again with the same input in a step, where one call would do."""
 
 from __future__ import annotations
 
-from cs_systems.analysis.comparison.loop_findings import REPEATED_CALLS, RepeatedCallsRow
+from cs_systems.analysis.comparison.loop_findings import REPEATED_CALLS, REPEATED_MODULES, RepeatedCallsRow
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.config import Phase
+from cs_systems.core.units import counted
 
 FEWEST = 2  # steps: one alone may compare two results on purpose
 NOTABLE = 0.5  # share of the steps
 UNUSED = "take metrics from the output that the loss uses (output.detach()), or call the model under torch.no_grad()"
+KEEP = "run them once, and keep the results that are needed again"
 SAME = "call it once, and use its output in both places"
 
 
@@ -18,6 +20,11 @@ def find(evidence: Evidence) -> Diagnosis | None:
 
     Calls that differ because of dropout do not count.
     """
+    return _of_models(evidence) or _of_modules(evidence)
+
+
+def _of_models(evidence: Evidence) -> Diagnosis | None:
+    """Find repeated calls of whole models."""
     step_s = evidence.step_s
     rows = [row for row in REPEATED_CALLS.of(evidence.tables) if row["steps"] >= FEWEST]
     rows = [row for row in rows if row["steps"] >= NOTABLE * row["of_steps"]]
@@ -30,6 +37,19 @@ def find(evidence: Evidence) -> Diagnosis | None:
     phases = (Phase.FORWARD, Phase.BACKWARD) if is_used else (Phase.FORWARD,)
     takes = _share(row) * evidence.phases_s(*phases)
     return Diagnosis(cause, SAME if is_used else UNUSED, step_s, takes=min(step_s, takes), evidence=(row,))
+
+
+def _of_modules(evidence: Evidence) -> Diagnosis | None:
+    """Find repeated calls of any modules, such as the first layers of a network that runs anew for each depth."""
+    step_s, row = evidence.step_s, REPEATED_MODULES.first(evidence.tables)
+    if row is None or step_s is None or row["steps"] < FEWEST or row["steps"] < row["of_steps"]:
+        return None
+    forward_s = min(row["time_s"], row["share"] * evidence.phases_s(Phase.FORWARD, Phase.LOSS))
+    takes = min(step_s, forward_s + row["recorded_share"] * evidence.phases_s(Phase.BACKWARD))
+    calls = f"{counted(row['calls'], 'repeated call')} of modules such as {row['module']}"
+    place = f", most of it at {row['place']}" if row["place"] else ""
+    cause = f"{takes / step_s:.0%} of the step is {calls}, with the same input and result{place}"
+    return Diagnosis(cause, KEEP, step_s, takes=takes, evidence=(row,))
 
 
 def _share(row: RepeatedCallsRow) -> float:

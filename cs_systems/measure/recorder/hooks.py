@@ -185,7 +185,23 @@ def patch(owner: Any, name: str, tells: Tells) -> Undo:
 
 def patch_call(tells: Tells) -> Undo:
     """Replace the call of every module by the observed one; return a function that restores it."""
-    return replaced(nn.Module, "__call__", _ModuleCall(nn.Module.__call__, tells))
+    call = nn.Module.__call__
+    return replaced(nn.Module, "__call__", _ModuleCall(call, _wrapped(call, tells)))
+
+
+def report_calls(begins: Callable[[nn.Module, Any], object], ends: Callable[[nn.Module, Any], object]) -> Undo:
+    """Call `begins` with each called module and its arguments, and `ends` with its result, until this is undone."""
+    call = nn.Module.__call__
+
+    @passed_through
+    @functools.wraps(call)
+    def reported(*args: Any, **kwargs: Any) -> Any:
+        begins(args[0], (args[1:], kwargs))
+        result = call(*args, **kwargs)
+        ends(args[0], result)
+        return result
+
+    return replaced(nn.Module, "__call__", _ModuleCall(call, reported))
 
 
 class _ModuleCall:
@@ -194,9 +210,9 @@ class _ModuleCall:
     torch.profiler with stacks keeps the code of `nn.Module.__call__` for good, and reads `self` of each frame with it.
     """
 
-    def __init__(self, function: Callable[..., Any], tells: Tells) -> None:
+    def __init__(self, function: Callable[..., Any], observed: Callable[..., Any]) -> None:
         functools.update_wrapper(self, function)
-        self._observed = _wrapped(function, tells)
+        self._observed = observed
         if hasattr(function, "__code__"):
             self.__code__ = function.__code__
 

@@ -300,10 +300,14 @@ class Observers:
     def timing_ended(self, shapes: Sequence[tuple[int, ...]]) -> None:
         self._conclude("timing_ended", shapes)
 
-    def end(self) -> None:
+    def stop_looking(self) -> None:
+        """End the looks, and remove what they have installed."""
         self.is_looking = False
         for each in self._every:
             each.stop_looking()
+
+    def end(self) -> None:
+        self.stop_looking()
         self._conclude("end")
 
     def results(self, inputs: Sequence[StepInputs], is_timed: bool) -> Found:

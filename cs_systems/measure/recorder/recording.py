@@ -30,6 +30,7 @@ from cs_systems.measure.recorder.double import Double
 from cs_systems.measure.recorder.energy import Energy
 from cs_systems.measure.recorder.hook_numbers import HookNumbers
 from cs_systems.measure.recorder.inputs import StepInputs, elements, sizes
+from cs_systems.measure.recorder.module_calls import ModuleCalls
 from cs_systems.measure.recorder.observers import Observer, Observers, hiding
 from cs_systems.measure.recorder.outcome import Outcome
 from cs_systems.measure.recorder.own_tools import OwnTools
@@ -108,7 +109,8 @@ class Recording:
         of = self._subject
         every: list[Observer] = [
             self._watch, Training(of, hidden), HookNumbers(of, hidden), Double(of), Calls(), Passes(of), Anomaly(),
-            Threads(), self._outcome, Padding(), Energy(of),
+            ModuleCalls(tracker, hidden, lambda: self._probes.compilations()[0]), Threads(), self._outcome, Padding(),
+            Energy(of),
         ]  # fmt: skip
         if self._writer.meeting is not None:
             every.append(RankSteps(self._subject, tracker, self._writer.meeting, self._patience_s))
@@ -153,6 +155,7 @@ class Recording:
 
     def _off(self) -> None:
         self._tracker = None
+        self._observers.stop_looking()
         self._subject.forget()
         self._installed.close()
         self._tools.close()

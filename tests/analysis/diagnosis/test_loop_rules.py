@@ -61,6 +61,11 @@ def repeated(**known: Any) -> dict[str, Any]:
     return {"model": "Net", "steps": 12, "of_steps": 12, "calls": 12, "used": 0, "of_calls": 24} | known
 
 
+def repeated_modules(**known: Any) -> dict[str, Any]:
+    return {"module": "Conv2d", "steps": 2, "of_steps": 2, "calls": 24, "time_s": 0.25, "share": 0.5,
+            "recorded_share": 0.0, "place": "train.py:8"} | known  # fmt: skip
+
+
 def hooked(**known: Any) -> dict[str, Any]:
     return {"steps": 20, "first": 4, "last": 24, "per_step": 1.0, "module": "Net.a", "place": "train.py:8"} | known
 
@@ -434,6 +439,14 @@ def test_tracing_of_allocations_comes_before_the_own_python_that_it_slows() -> N
 def test_repeated_call_with_a_used_result_is_reported_with_the_same_result() -> None:
     (found,) = causes(loop({"repeated_calls": [repeated(used=12)]}))
     assert found.sentence.startswith("Net is called twice with the same input in a step, with the same result: call it")
+
+
+def test_repeated_calls_of_a_models_layers_are_reported_with_their_line() -> None:
+    (found,) = causes(loop({"repeated_modules": [repeated_modules(time_s=0.02, share=1.0)]}))
+    assert found.sentence.startswith(
+        "20% of the step is 24 repeated calls of modules such as Conv2d, with the same input and result, most of it at "
+        "train.py:8: run them once, and keep the results that are needed again"
+    )
 
 
 @pytest.mark.parametrize(

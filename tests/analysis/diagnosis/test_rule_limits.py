@@ -32,6 +32,7 @@ from tests.analysis.diagnosis.test_loop_rules import (
     outcome,
     own,
     repeated,
+    repeated_modules,
     slow,
     under,
     updates,
@@ -167,6 +168,14 @@ LIMITS: dict[str, tuple[Evidence, Evidence]] = {
     "repeated_calls: half of the steps": (
         step({"repeated_calls": [repeated(steps=5)]}, forward=0.5),
         step({"repeated_calls": [repeated(steps=6)]}, forward=0.5),
+    ),
+    "repeated_calls: of modules in each step": (
+        step({"repeated_modules": [repeated_modules(of_steps=3)]}, forward=0.5),
+        step({"repeated_modules": [repeated_modules(of_steps=2)]}, forward=0.5),
+    ),
+    "repeated_calls: of modules in 2 steps": (
+        step({"repeated_modules": [repeated_modules(steps=1, of_steps=1)]}, forward=0.5),
+        step({"repeated_modules": [repeated_modules()]}, forward=0.5),
     ),
     "rollouts: a tenth of the step": (
         step({"own_python": [own("act", 8, 0.0999, phase="forward without gradients")]}),
@@ -427,6 +436,13 @@ NUMBERS: dict[str, tuple[Evidence, float, float | None, str]] = {
     ),
     "repeated_calls: no more than the step": (
         step({"repeated_calls": [repeated(calls=24)]}, forward=1.5), 1.0, None, "called twice",
+    ),
+    "repeated_calls: of modules": (
+        step({"repeated_modules": [repeated_modules(time_s=0.5, recorded_share=0.25)]}, forward=0.25, loss=0.125,
+             backward=0.25), 0.25, None, "25% of the step is 24 repeated calls of modules such as Conv2d",
+    ),
+    "repeated_calls: of modules, by their time": (
+        step({"repeated_modules": [repeated_modules(place=None)]}, forward=1.0), 0.25, None, "input and result: run",
     ),
     "rollouts: from a fiftieth of the step on": (
         step({"own_python": [own(name, 8, time_s, phase="forward without gradients")

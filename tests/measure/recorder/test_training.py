@@ -20,7 +20,7 @@ from cs_systems.machine.device import resolve
 from cs_systems.measure.recorder.subject import Subject
 from cs_systems.measure.recorder.training import Training
 from cs_systems.measure.recorder.unedited import ScriptRecorder
-from tests.measure.recorder.trainings import FAULTS, SOUND, Step
+from tests.measure.recorder.trainings import FAULTS, SOUND, Step, forget_compilations
 
 CODES = {code for _, code in FAULTS.values()} | {"double-precision", "own-tools"}
 WRONG = {"gradients-not-cleared", "no-update", "unused-passes", "divergence"}  # which come before causes of time
@@ -29,6 +29,7 @@ STEPS = 40
 
 def recorded(out: Path, step: Step, steps: int = STEPS) -> ScriptRecorder:
     """Record the steps as those of an unedited script: 5 warm-up, 12 timed, and steps of which the stack is sampled."""
+    forget_compilations()
     recorder = ScriptRecorder("script", out=out, warmup=5, steps=12, profile="none")
     try:
         for _ in range(steps):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, AdamW, Optimizer
+from torch.utils.checkpoint import checkpoint
 
 Step = Callable[[], None]
 
@@ -27,6 +29,12 @@ def batch() -> tuple[Tensor, Tensor]:
 def loss_of(model: nn.Module) -> Tensor:
     inputs, labels = batch()
     return functional.cross_entropy(model(inputs), labels)
+
+
+def forget_compilations() -> None:
+    """Begin a loop as in a process that has compiled nothing; earlier tests may have."""
+    if utils := sys.modules.get("torch._dynamo.utils"):
+        utils.counters.clear()
 
 
 def update(optimizer: Optimizer, loss: Tensor) -> None:
@@ -244,6 +252,49 @@ def tensor_hook_per_step() -> Step:
     return step
 
 
+class Fixed(nn.Module):
+    """Fixed network that is compared at several depths; `call` runs its first layers."""
+
+    def __init__(self, call: Callable[[nn.Sequential, int, Tensor], Tensor], depths: tuple[int, ...] = (2, 4, 6)):
+        super().__init__()
+        self.layers = nn.Sequential(*[part for _ in range(3) for part in (nn.Linear(256, 256), nn.GELU())])
+        self.layers.requires_grad_(False)
+        self.call, self.depths = call, depths
+
+    def forward(self, inputs: Tensor, wanted: Tensor) -> Tensor:
+        losses = [functional.l1_loss(self.call(self.layers, depth, inputs), wanted) for depth in self.depths]
+        return torch.stack(losses).sum()
+
+
+def sliced(layers: nn.Sequential, depth: int, inputs: Tensor) -> Tensor:
+    return layers[:depth](inputs)
+
+
+def with_functions_between(layers: nn.Sequential, depth: int, inputs: Tensor) -> Tensor:
+    for layer in layers[:depth:2]:
+        inputs = functional.relu(layer(inputs) * 0.5)
+    return inputs
+
+
+def with_dropout_between(layers: nn.Sequential, depth: int, inputs: Tensor) -> Tensor:
+    for layer in layers[:depth]:
+        inputs = layer(functional.dropout(inputs, 0.1))
+    return inputs
+
+
+def perceptual(call: Callable[[nn.Sequential, int, Tensor], Tensor], depths: tuple[int, ...] = (2, 4, 6)) -> Step:
+    """Train a model by a fixed network that runs for each of some depths."""
+    torch.manual_seed(0)
+    model, fixed = nn.Linear(256, 256), Fixed(call, depths)
+    optimizer = SGD(model.parameters(), 1e-3)
+    wanted = torch.randn(256, 256)
+
+    def step() -> None:
+        update(optimizer, fixed(model(torch.randn(256, 256)), wanted))
+
+    return step
+
+
 FAULTS: dict[str, tuple[Callable[[], Step], str]] = {  # name → (the loop, the code of the first cause)
     "never_cleared": (never_cleared, "gradients-not-cleared"),
     "another_optimizer_cleared": (another_optimizer_cleared, "gradients-not-cleared"),
@@ -261,6 +312,8 @@ FAULTS: dict[str, tuple[Callable[[], Step], str]] = {  # name → (the loop, the
     "metric_after_update": (lambda: metric_by_another_call(after_update=True), "repeated-calls"),
     "two_losses_of_two_calls": (two_losses_of_two_calls, "repeated-calls"),
     "two_losses_with_two_passes": (two_losses_with_two_passes, "repeated-backward"),
+    "first_layers_for_each_depth": (lambda: perceptual(sliced), "repeated-calls"),
+    "first_layers_in_own_code": (lambda: perceptual(with_functions_between), "repeated-calls"),
     "anomaly_in_backward": (anomaly_in_backward, "anomaly-detection"),
     "hook_per_step": (hook_per_step, "growing-hooks"),
     "tensor_hook_per_step": (tensor_hook_per_step, "growing-hooks"),
@@ -525,6 +578,39 @@ def dropout_twice() -> Step:
     return step
 
 
+def one_pass_with_gradients(*, is_checkpointed: bool) -> Step:
+    """Call a model once with gradients, whose layers run again in backward, or have run without gradients."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256))
+    optimizer = SGD(model.parameters(), 1e-3)
+
+    def step() -> None:
+        inputs = torch.randn(256, 256)
+        if is_checkpointed:
+            update(optimizer, checkpoint(model, inputs, use_reentrant=False).square().mean())
+            return
+        with torch.no_grad():
+            wanted = model(inputs)
+        update(optimizer, functional.mse_loss(model(inputs), wanted + 1))
+
+    return step
+
+
+def one_cell_many_times(*, is_recurrent: bool) -> Step:
+    """Call a cell for each item of a sequence, or until its result no longer changes much."""
+    torch.manual_seed(0)
+    cell = nn.GRUCell(256, 256)
+    optimizer = SGD(cell.parameters(), 1e-3)
+
+    def step() -> None:
+        inputs, state = torch.randn(8, 128, 256), torch.zeros(128, 256)
+        for each in inputs:
+            state = cell(each if is_recurrent else inputs[0], state)
+        update(optimizer, state.square().mean())
+
+    return step
+
+
 def two_views() -> Step:
     model = net()
     optimizer = AdamW(model.parameters())
@@ -683,6 +769,12 @@ SOUND: dict[str, Callable[[], Step]] = {
     "scaler_skips_now_and_then": scaler_skips_now_and_then,
     "dropout_twice": dropout_twice,
     "two_views": two_views,
+    "layers_with_dropout_for_each_depth": lambda: perceptual(with_dropout_between),
+    "layers_once": lambda: perceptual(sliced, (6,)),
+    "checkpointed_layers": lambda: one_pass_with_gradients(is_checkpointed=True),
+    "targets_by_the_model": lambda: one_pass_with_gradients(is_checkpointed=False),
+    "recurrent_cell": lambda: one_cell_many_times(is_recurrent=True),
+    "fixed_point": lambda: one_cell_many_times(is_recurrent=False),
     "same_micro_batches": same_micro_batches,
     "closure_of_lbfgs": closure_of_lbfgs,
     "sharpness_aware": sharpness_aware,
