@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cs_systems.analysis.attribution.gaps import SILENT_S, idle_during, silences
+from cs_systems.analysis.attribution.overlap import union
 from cs_systems.analysis.attribution.profile import RECORDING, Profile, restricted
 from cs_systems.config import Phase
 from cs_systems.core.printable import within
@@ -46,7 +47,8 @@ LONGEST = 60  # characters of a name in a sentence
 LONG_CALL_S = 5e-3  # a launch takes some µs; a longer one first loads or compiles code
 # the same limit for the first launch of a kernel, and for calls of a recording that is cold throughout
 FIRST_CALL_S = 1e-3
-LEAST_NAMED = 0.05  # share of the recording; shorter ranges before the usual work are not named
+LEAST_NAMED = 0.05  # share of the recording; shorter ranges and copies before the usual work are not named
+TO_DEVICE = re.compile("^HtoD(?! unified)")
 START_UP_S = 5e-3  # a shorter time before the first launch does not count as start-up
 COLD = 0.3  # share of the time that first uses take; above it, nothing usual is left to judge
 WHOLE_PROCESS = ("nsys", "rocprofv3")  # profilers that start the program, so that every recording includes its start-up
@@ -144,6 +146,8 @@ def usual_steps(profile: Profile) -> Usual:
     start_up_s = max(0.0, began_s - whole.start_s)
     if trace.profiler not in WHOLE_PROCESS:  # it may begin in a warm program, with other work than the usual
         start_up_s = float(idle_during(trace.kernels, np.array([began_s - start_up_s]), np.array([began_s]))[0])
+    elif found.is_once and (copied_s := _copied_s(trace, began_s)) >= LEAST_NAMED * total_s:
+        start_up_s = max(0.0, start_up_s - copied_s)  # the input of the only pass, which a warm process copies too
     return replace(
         found,
         total_s=total_s,
@@ -151,6 +155,13 @@ def usual_steps(profile: Profile) -> Usual:
         start_up_s=start_up_s + math.fsum(first_uses.values()),
         is_named=is_named,
     )
+
+
+def _copied_s(trace: Trace, until_s: float) -> float:
+    """Return the time in which copies to the device ran and no kernel, up to a time."""
+    copies = trace.copies.take(trace.copies.name.codes_where(TO_DEVICE.search) & (trace.copies.start_s < until_s))
+    busy = union(copies.start_s, np.minimum(copies.end_s, until_s))
+    return float(idle_during(trace.kernels, *busy).sum())
 
 
 def _restricted(profile: Profile, steps: Sequence[Step], windows: Sequence[Step] = ()) -> Profile:

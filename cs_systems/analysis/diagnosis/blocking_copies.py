@@ -8,7 +8,7 @@ import numpy as np
 
 from cs_systems.analysis.attribution.gaps import COPY, idle_during
 from cs_systems.analysis.attribution.overlap import union
-from cs_systems.analysis.attribution.usual_steps import WHOLE_PROCESS
+from cs_systems.analysis.attribution.usual_steps import TO_DEVICE, WHOLE_PROCESS
 from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import FEWEST_KERNELS, MOSTLY, Evidence
 from cs_systems.analysis.replay import CopiesOverlapped
@@ -21,7 +21,7 @@ PLAIN = "copy from pinned memory, in a stream of its own, while kernels run"
 AHEAD = "copy less, such as a smaller data type, or copy ahead in a stream of its own, while kernels run"
 BACK = "copy to pinned memory, and piece by piece in a stream of its own, while kernels run"
 PIECES = "copy from and to pinned memory, and piece by piece in a stream of its own, while kernels run"
-TO_HOST, TO_DEVICE, BOTH_WAYS = (re.compile(f"^{way}(?! unified)") for way in ("DtoH", "HtoD", "(DtoH|HtoD)"))
+TO_HOST, BOTH_WAYS = (re.compile(f"^{way}(?! unified)") for way in ("DtoH", "(DtoH|HtoD)"))
 PINNED, PAGEABLE = re.compile("pinned"), re.compile("pageable")  # in the name of a copy
 REMEDY = "pin the host's memory (pin_memory=True), copy with non_blocking=True, and copy the next batch ahead"
 

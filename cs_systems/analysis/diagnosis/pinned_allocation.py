@@ -6,8 +6,10 @@ from cs_systems.analysis.attribution.gaps import MALLOC
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
 from cs_systems.core.tables import Row
+from cs_systems.core.units import human
 
 PLAIN = "pin the buffers once, and reuse them in every step"
+ONCE = "pin the buffers before the part that is measured, and leave this time out of every mean"
 REMEDY = "let the data loader pin batches (pin_memory=True), or copy each batch into a buffer that was pinned once"
 
 
@@ -19,6 +21,9 @@ def find(evidence: Evidence) -> Diagnosis | None:
     cause = f"{idle_s / step_s:.0%} of the step the GPU is idle while the host pins memory (cudaHostAlloc)"
     row: Row = {"time_s": idle_s, "pinned_share": share}
     remedy = REMEDY if evidence.uses_torch else PLAIN
+    longest_s = max((gap.get("longest_s", 0.0) for gap in evidence.gaps_by(MALLOC)), default=0.0)
+    if evidence.usual is not None and evidence.usual.is_once and longest_s > MOSTLY * idle_s:  # nothing repeats it
+        cause, remedy = f"{cause}, {human(longest_s, 's')} of it at once", ONCE
     return Diagnosis(cause, remedy, step_s, step_s - idle_s, evidence=(row,))
 
 

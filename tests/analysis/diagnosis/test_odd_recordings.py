@@ -155,11 +155,29 @@ def test_copies_around_the_few_kernels_of_a_process_come_before_its_start_up(tmp
     times = [("HtoD", first_s - 0.5, first_s - 0.01), ("DtoH", second_s - 0.39, second_s - 0.01)]
     times.append(("DtoH", second_s + 0.03, second_s + 0.4))
     copies = Copies.of([Copy("memcpy", *when, 0, 7, 1 << 30, name=f"{way} pageable") for way, *when in times])
-    first = told(replace(trace, copies=copies)).causes[0]
-    assert first.startswith(
+    answer = told(replace(trace, copies=copies))
+    assert answer.causes[0].startswith(
         "87% of the recording is copies to the device before the first kernel, between kernels and to the host after "
         "the last kernel (3.00 GiB in 1.24 s): copy from and to pinned memory"
     )
+    assert not any("is start-up" in cause for cause in answer.causes), "no time counts twice"
+
+
+@pytest.mark.parametrize(("longest_ms", "is_once"), [(30.0, True), (10.0, False)])
+def test_buffers_pinned_at_once_in_the_only_pass_are_no_cost_of_a_step(
+    tmp_path: Path, longest_ms: float, is_once: bool
+) -> None:
+    program = Program()
+    for lasted_ms in (longest_ms, 10.0, 10.0):
+        program.launch(20 * MS, f"solve_{program.now:.0f}(float*)")
+        program.wait()
+        program.event("cuda_runtime", "cudaHostAlloc", program.now, lasted_ms * MS)
+        program.now += lasted_ms * MS
+    program.launch(20 * MS, "last(float*)")
+    program.wait()
+    (cause, *_) = told(replace(trace_of(program, tmp_path), profiler="nsys")).causes
+    assert ("30.0 ms of it at once: pin the buffers before the part that is measured" in cause) == is_once
+    assert ("(cudaHostAlloc): pin the buffers once" in cause) == (not is_once)
 
 
 @pytest.mark.parametrize(
