@@ -13,11 +13,11 @@ DOMINANT = 0.5  # share of the step
 PRODUCT = re.compile(r"mat(rix)?_?mul|mul\w*matri|gemm|conv(ol|[123]d)", re.IGNORECASE)
 # names of libraries and compilers, or of tensor cores
 OTHERS = re.compile(
-    r"::|cu(blas|tlass|dnn)|mma|nvjet|wgrad|dgrad|winograd|implicit|splitk|tensor_?core|half|bf16|triton|miopen|cijk|"
+    r"::|cu(blas|tlass|dnn)|mma|nvjet|wgrad|dgrad|winograd|(im|ex)plicit|splitk|tensor_?core|half|bf16|triton|miopen|cijk|"
     r"gemm\w*\d+x\d+|^(maxwell|pascal|volta|turing|ampere|sm\d+)_",
     re.IGNORECASE,
 )
-ARGUMENTS = re.compile(r"\bfloat (const ?)?\*")
+ARGUMENTS = re.compile(r"\bfloat( const)? ?\*")  # nsys writes a space before the asterisk, Kineto does not
 REMEDY = "call the product of a library (cuBLAS, cuDNN, CUTLASS), which can use the tensor cores"
 
 

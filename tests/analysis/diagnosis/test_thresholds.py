@@ -194,7 +194,10 @@ SILENT: dict[str, tuple[Evidence, ...]] = {
         timed(),
         *(
             with_tables(kernels=[{"kernel": name, "family": "matmul", "time_s": 0.08, "mean_s": 0.04}])
-            for name in ("volta_sgemm_128x64_nn", "matmul_wmma(float *)", "at::native::conv2d(float *)", "add(float *)")
+            for name in (
+                "volta_sgemm_128x64_nn", "matmul_wmma(float *)", "at::native::conv2d(float *)", "add(float *)",
+                "explicit_convolve_sgemm(int, float const*, int)",
+            )
         ),
     ),
     "start_up": (with_tables(), timed(), replace(with_tables(), usual=replace(cold_recording(), start_up_s=0.0))),
