@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -511,8 +512,22 @@ def of_snapshot(found: Attribution, names: TensorNames) -> Evidence:
     replay, failure = found.replay, last_failure(found)
     if (count := len(replay.snapshot.events)) < 2 and not failure:
         has = "no events" if not count else "one event alone"
-        return Evidence(judged="", unknowns=(f"the peak, because the snapshot has {has}; {HISTORY}",))
+        return Evidence(judged="", unknowns=(f"the peak, because the snapshot has {has}{_at_end(found)}; {HISTORY}",))
     if not replay.has_peak or not replay.peak_bytes:
         return Evidence(failure=failure, judged="")
     memory = memory_of_snapshot(found, names)
     return Evidence(memory=memory, failure=failure, judged="the peak")
+
+
+def _at_end(found: Attribution) -> str:
+    """Return a clause on the line that made most of what is allocated at the end; empty if no line did."""
+    replay = found.replay
+    end = len(replay.snapshot.events)
+    sizes = Counter[str]()
+    for each in found.allocations:
+        if each.allocation.end == end and (site := found.sites[each.allocation.stack]):
+            sizes[site] += each.allocation.bytes
+    (line, size), *_ = sizes.most_common(1) or [("", 0)]
+    if size < MOSTLY * replay.end_bytes or not size:
+        return ""
+    return f" ({human(size, 'bytes')} of the {human(replay.end_bytes, 'bytes')} at its end are from {line})"

@@ -130,8 +130,23 @@ def test_snapshot_without_a_history_says_how_to_record(
     path = write_snapshot(snapshot([segment(1 << 40, 9 * GIB, 4 * GIB)], events))
     assert main(["snapshot", str(path)]) == 0
     assert (
-        f"cannot be told: the peak, because the snapshot has {has}; call "
-        "torch.cuda.memory._record_memory_history() before the steps, and _dump_snapshot(FILE) after them"
+        f"cannot be told: the peak, because the snapshot has {has} (4.00 GiB of the 4.00 GiB at its end are from "
+        "train.py:1 main); call torch.cuda.memory._record_memory_history() before the steps, and _dump_snapshot(FILE) "
+        "after them"
+    ) in " ".join(capsys.readouterr().out.split())
+
+
+def test_snapshot_without_a_history_names_the_line_of_most_memory_at_its_end(
+    write_snapshot: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache, rest = [frame("_allocate_kv_cache", "engine.py", 83)], [frame("load", "engine.py", 9)]
+    segments = [
+        segment(at << 40, 9 * GIB, 3 * GIB, frames=frames) for at, frames in ((1, cache), (2, cache), (3, rest))
+    ]
+    assert main(["snapshot", str(write_snapshot(snapshot(segments, [])))]) == 0
+    assert (
+        "because the snapshot has no events (6.00 GiB of the 9.00 GiB at its end are from engine.py:83 "
+        "_allocate_kv_cache); call"
     ) in " ".join(capsys.readouterr().out.split())
 
 
