@@ -1,6 +1,7 @@
 """Levers of unedited scripts: edits of their text, hooks in their process, and a search with its diff."""
 
 import ast
+import gzip
 import json
 import os
 import subprocess
@@ -27,9 +28,10 @@ from cs_systems.cli._script import as_started
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import plugins
 from cs_systems.measure.runtime.program import script_command
-from cs_systems.record import Measurement, Origin, RunRecord, Sample
+from cs_systems.record import Measurement, Origin, RunRecord, Sample, read_records
 from tests.advise.test_search import CPU, GPU
 
+GPU_LOOPS = Path(__file__).parents[1] / "data" / "gpu_loops"
 SCRIPT = '''"""Training as it is often written first."""
 
 import torch
@@ -152,6 +154,19 @@ def test_levers_of_a_script_apply_or_have_a_reason(environment: object) -> None:
     assert reasons["channels_last"] == "the script names no model of images"
     assert ("tf32" in applying) == (environment is GPU)
     assert reasons["batch_size"] == "it cannot be applied to a script from outside"
+
+
+@pytest.mark.parametrize(("name", "is_tried"), [("small_layers_eager", False), ("fp32_language_model", True)])
+def test_levers_that_only_shorten_kernels_wait_until_the_device_limits_the_step(
+    name: str, is_tried: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "records.jsonl").write_bytes(gzip.decompress((GPU_LOOPS / f"{name}.jsonl.gz").read_bytes()))
+    timed = read_records(tmp_path)[0][0]
+    found = [*proposals(Situation(ScriptPlan(), GPU, (timed,), texts=(SCRIPT,)), all_levers())]
+    reasons = {one[0]: one[1] for one in found if isinstance(one, tuple)}
+    waits = [lever for lever, reason in reasons.items() if reason.startswith("the step waits for launches")]
+    assert ({"bf16", "tf32"} <= {*waits}) == (not is_tried)
+    assert {"compile", "fused_optimizer"} <= {one.lever for one in found if not isinstance(one, tuple)}
 
 
 DDP_OF_NET = "from torch.nn.parallel import DistributedDataParallel as DDP\nself.net = DDP(self.net)\n"

@@ -69,4 +69,5 @@ LEVER = Lever(
     ScriptChange("autocast to bf16 around the model", unfit, hook=hook, patch=before_optimizer(LINE)),
     remedies=("unused-tensor-cores", "slow-products"),
     saves_memory=True,
+    shortens_kernels=True,
 )

@@ -36,4 +36,5 @@ LEVER = Lever(
     0.05,
     ScriptChange("weights in channels-last order", unfit, hook=hook, patch=before_optimizer(LINE)),
     remedies=("layout-conversions",),
+    shortens_kernels=True,
 )

@@ -32,4 +32,5 @@ LEVER = Lever(
         patch=after_imports(LINE, needs="torch"),
         in_script_alone=True,
     ),
+    shortens_kernels=True,
 )

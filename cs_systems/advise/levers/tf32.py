@@ -47,4 +47,5 @@ LEVER = Lever(
         "TF32 in matrix products", unfit, hook=hook, patch=after_imports(LINE, needs="torch"), in_script_alone=True
     ),
     remedies=("unused-tensor-cores",),
+    shortens_kernels=True,
 )
