@@ -147,6 +147,39 @@ class NvtxRanges:
             self.push, self.pop = nvtx.push_range, nvtx.pop_range
 
 
+class _TorchRanges:
+    """Functions of torch.cuda.nvtx on a PyTorch without CUDA: ranges of the package nvtx, or none without it."""
+
+    def __init__(self) -> None:
+        try:
+            import nvtx
+        except ImportError:
+            self.rangePushA = self.rangePop = self.rangeStartA = self.rangeEnd = self.markA = _none
+        else:
+            self.rangePushA, self.rangePop = nvtx.push_range, nvtx.pop_range
+            self.rangeStartA, self.rangeEnd, self.markA = nvtx.start_range, nvtx.end_range, nvtx.mark
+
+
+def _none(*_: Any) -> None:
+    """Do nothing, as a range that nobody records."""
+
+
+@contextmanager
+def torch_ranges() -> Iterator[None]:
+    """Let ranges of torch.cuda.nvtx work inside, also on a PyTorch without CUDA, where they raise.
+
+    Code that was written for a GPU has them, such as a course's, and computes the same without them.
+    """
+    functions: Any = torch.cuda.nvtx
+    before = functions._nvtx
+    if torch.version.cuda is None and torch.version.hip is None:
+        functions._nvtx = _TorchRanges()
+    try:
+        yield
+    finally:
+        functions._nvtx = before
+
+
 def hidden_from_modes() -> AbstractContextManager[None]:
     """Return a context that hides torch's operations inside from the program's modes and from torch.jit.
 

@@ -25,6 +25,7 @@ from cs_systems.formulas.cost import COST, AttentionAlgorithm, CostRow, PhaseCos
 from cs_systems.formulas.energy import ENERGY, EnergyRow, joined
 from cs_systems.formulas.memory.tables import MEMORY, MEMORY_FORECAST, MEMORY_UNPREDICTED, MemoryRow
 from cs_systems.formulas.peaks import CEILING, CeilingRow
+from cs_systems.instrument.annotate import torch_ranges
 from cs_systems.instrument.module_costs import MeasuredCost, measured_cost
 from cs_systems.instrument.probes import Probes, graph_break_rows, graph_breaks
 from cs_systems.machine import device as devices
@@ -133,6 +134,7 @@ class _Cell:
         return self.resolved.config
 
 
+@torch_ranges()
 def run_cells(
     configs: Sequence[RunConfig],
     *,

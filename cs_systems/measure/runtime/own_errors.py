@@ -43,14 +43,10 @@ def described(error: Exception, config: RunConfig) -> str:
     if _NO_DRIVER in text:
         interpreted = os.environ.get("TRITON_INTERPRET") == "1"
         remedy = f"; {_UNTIMED if interpreted else _UNCOMPILED}"
-    if _NO_RANGES in text:
-        remedy = f"; {_WITHOUT_CUDA}"
     return f"{type(error).__name__}: {text}"[:_LONGEST] + place + remedy
 
 
 _LONGEST = 4000
-_NO_RANGES = "NVTX functions not installed"
-_WITHOUT_CUDA = "torch.cuda.nvtx needs a PyTorch with CUDA: use ranges of the package nvtx, which work on both"
 _NO_DRIVER = "0 active drivers"
 _UNCOMPILED = "Triton compiles no kernels for a CPU: set TRITON_INTERPRET=1 (slow), or use a GPU"
 _UNTIMED = "triton.autotune times kernels on a GPU: leave it out on a CPU, and call the kernel with one configuration"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cs_systems import run
 from cs_systems.analysis.comparison.own_code import OWN_CODE, OwnCodeRow
@@ -184,6 +185,13 @@ class TransformerLM(BasicTransformerLM):
         super().__init__(ModelConfig("mine", vocab_size=vocab_size, context_length=context_length, **sizes))
 
 
+class WithRanges(TransformerLM):
+    def forward(self, tokens):
+        with torch.cuda.nvtx.range("forward"):
+            torch.cuda.nvtx.mark("begun")
+            handle = torch.cuda.nvtx.range_start("model")
+            torch.cuda.nvtx.range_end(handle)
+            return super().forward(tokens)
 class WithLosses(TransformerLM):
     def forward(self, tokens):
         return super().forward(tokens), []
@@ -349,6 +357,14 @@ def test_own_model_runs_with_other_own_code_and_is_compared_with_the_built_in(so
         (FIELDS[field].option for field in ("workload", *own)), "yes"
     )
     assert record.frame()["phase"].tolist()[:4] == ["input", "forward", "loss", "backward"]
+
+
+def test_ranges_of_torch_for_a_gpu_work_in_a_cell_alone(source: Path) -> None:
+    record, (row,) = compared(TINY, workload=f"{source}:WithRanges", warmup=0, steps=1)
+    assert (record.status, row["same"]) == ("ok", "yes"), record.reason
+    if torch.version.cuda is None:
+        with pytest.raises(RuntimeError, match="NVTX functions not installed"):
+            torch.cuda.nvtx.range_push("after the cell")
 
 
 def test_own_model_may_return_losses_of_its_layers_after_the_logits(source: Path) -> None:
