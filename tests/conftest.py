@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests import extras, parsers
+from tests import extras, interpreter, parsers
 from tests.nsys_lock import alone_with_nsys
 
 pytest_plugins = ["tests.recorded"]
@@ -31,6 +31,8 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 # Collection imports torch and creates thousands of lasting objects; garbage collection took a third of its time.
 gc.disable()
 parsers.make_each_once()
+if os.environ.get("TRITON_INTERPRET") == "1":
+    interpreter.repeat_less()
 
 
 # What each of these expressions after -m selects: the tests with one of these markers.

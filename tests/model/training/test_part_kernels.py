@@ -244,8 +244,16 @@ def exact_sums(ids: Tensor, d_out: Tensor, rows: int) -> Tensor:
 
 
 @DEVICES
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
-@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+@pytest.mark.parametrize(
+    ("text", "dtype"),
+    [
+        *(pytest.param(text, torch.int64, id=name) for name, text in TEXTS.items()),
+        *(
+            pytest.param(TEXTS[name], torch.int32, id=f"{name}, int32")
+            for name in ("part of a piece", "a frequent token")
+        ),
+    ],
+)
 def test_embedding_gradient_of_any_tokens_is_the_sum_per_row(text: Tokens, dtype: torch.dtype, device: str) -> None:
     ids = text.on(device).to(dtype)
     d_out = torch.randn(text.count, 20, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(device)

@@ -212,7 +212,7 @@ def test_bytes_of_an_update_in_backward_count_in_backward() -> None:
     assert costs["backward"].bytes == plain["backward"].bytes + 26 * train.parameters  # type: ignore[operator]
 
 
-def trained(train: TrainStep, steps: int = 3) -> list[Tensor]:
+def trained(train: TrainStep, steps: int = 2) -> list[Tensor]:
     losses = []
     for _ in range(steps):
         train.prepare()
