@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -23,6 +24,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cs_systems.measure.runtime import fork_client
+
+starting = threading.Lock()  # a start reads the exit status of processes that have ended: only one thread may do so
 
 
 def server() -> Any:
@@ -67,7 +70,8 @@ def started(
                 raise subprocess.TimeoutExpired(words, timeout_s, out.read_text(), err.read_text())
             return subprocess.CompletedProcess(words, process.exitcode, out.read_text(), err.read_text())
 
-        process.start()
+        with starting:
+            process.start()
         try:
             yield wait
         finally:
@@ -136,14 +140,19 @@ def _kill_group(pid: int) -> None:
 
 def _program(words: tuple[str, ...], variables: Mapping[str, str], namespace: str | None, *streams: str) -> None:
     """Become a program with these variables, in this network namespace and with these files for its output."""
-    os.setsid()
-    for number, name in enumerate(streams, 1):
-        with Path(name).open("wb") as file:
-            os.dup2(file.fileno(), number)
     if namespace is not None:
         with Path("/run/netns", namespace).open() as entered:
             if ctypes.CDLL(None, use_errno=True).setns(entered.fileno(), 0):
                 raise OSError(ctypes.get_errno(), "setns")
+    become(words, variables, [os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for name in streams])
+
+
+def become(words: tuple[str, ...], variables: Mapping[str, str], streams: Sequence[int]) -> None:
+    """Run a program in a session of its own, with these variables and these descriptors for its output."""
+    os.setsid()
+    for number, stream in enumerate(streams, 1):
+        os.dup2(stream, number)
+        os.close(stream)
     os.environ.clear()
     os.environ.update(variables)
     gc.enable()

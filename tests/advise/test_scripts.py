@@ -3,7 +3,6 @@
 import ast
 import gzip
 import json
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -29,6 +28,7 @@ from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import plugins
 from cs_systems.measure.runtime.program import script_command
 from cs_systems.record import Measurement, Origin, RunRecord, Sample, read_records
+from tests import forked_python, forks
 from tests.advise.test_search import CPU, GPU
 
 GPU_LOOPS = Path(__file__).parents[1] / "data" / "gpu_loops"
@@ -54,6 +54,11 @@ for _ in range(4):
         optimizer.zero_grad(set_to_none=False)
 print("trained to the end")
 '''
+
+
+def forked(options: Any, words: Any) -> list[str]:
+    """Return the command that records a script, in a fork: the start of Python takes longer than the script."""
+    return script_command(options, words, forked_python.executable())
 
 
 def bench(tmp_path: Path) -> ScriptBench:
@@ -322,8 +327,8 @@ def test_text_of_a_module_is_changed_where_no_hook_applies_the_lever(tmp_path: P
         f"in_script.edit_modules(['evaluation_without_gradients'], [{str(tmp_path / 'checks.py')!r}])\n"
         "import checks\nassert not checks.evaluate()\n"
     )
-    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    subprocess.run([sys.executable, "-c", program], check=True, env=os.environ | {"PYTHONPATH": path})
+    done = forks.python("-c", f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n" + program)
+    assert done.returncode == 0, done.stderr
 
 
 def test_ranks_are_started_by_the_launcher_that_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -479,7 +484,8 @@ assert torch.equal(first, torch.rand(1))
 
 
 def test_hooks_change_the_objects_that_the_script_makes() -> None:
-    subprocess.run([sys.executable, "-c", HOOKS], check=True)
+    done = forks.python("-c", HOOKS)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_lever_that_left_some_loaders_as_they_are_is_not_in_the_diff(tmp_path: Path) -> None:
@@ -532,7 +538,7 @@ def test_a_process_records_the_script_with_a_lever_and_leaves_its_folder_as_it_w
     (folder / "train.py").write_text(SCRIPT)
     monkeypatch.chdir(folder)
     options = {"name": "train", "warmup": 2, "steps": 8, "stop": True}
-    made = ScriptBench(["train.py"], all_levers(), tmp_path / "out", script_command, options)
+    made = ScriptBench(["train.py"], all_levers(), tmp_path / "out", script_command, options)  # in a new process
     record = made.measure(ScriptPlan(("zero_grad",)), 0)
     assert (record.status, len(record.measurement.timed if record.measurement else ())) == ("ok", 8)
     assert "trained to the end" not in (tmp_path / "out" / "zero_grad-0" / "log.txt").read_text()
@@ -566,7 +572,7 @@ def test_a_loop_with_its_own_recorder_is_recorded_once_and_writes_nothing(
     (folder / "train.py").write_text(OWN_RECORDER)
     monkeypatch.chdir(folder)
     options = {"name": "train", "warmup": 2, "steps": 8, "stop": True}
-    made = ScriptBench(["train.py"], all_levers(), tmp_path / "out", script_command, options)
+    made = ScriptBench(["train.py"], all_levers(), tmp_path / "out", forked, options)
     record = made.measure(ScriptPlan(), 0)
     assert (record.status, len(record.measurement.timed if record.measurement else ())) == ("ok", 8), record.reason
     assert [file.name for file in folder.iterdir()] == ["train.py"]
@@ -596,6 +602,7 @@ def test_search_of_a_script_leaves_its_folder_as_it_was(
     folder.mkdir()
     (folder / "train.py").write_text(SCRIPT)
     monkeypatch.chdir(folder)
+    monkeypatch.setattr("cs_systems.measure.runtime.program.script_command", forked)
     words = ["--levers", "zero_grad", "--steps", "12", "--warmup", "2", "--budget", "10m", "--out", str(out)]
     assert main(["advise", *words, "--", "train.py"]) == 0
     printed = capsys.readouterr()

@@ -13,6 +13,7 @@ import pytest
 
 from cs_systems.cli import main
 from cs_systems.core.sequential import SequentialTest
+from tests import forked_python
 
 QUICK, SLOW = "sleep 0.01", "sleep 0.2"
 
@@ -75,6 +76,7 @@ def test_steps_of_two_files_are_compared_with_their_losses(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", forked_python.executable())
     loop = """import sys, torch
 model = torch.nn.Linear(2, 1)
 torch.nn.init.constant_(model.weight, 1.0)
