@@ -214,7 +214,8 @@ def test_checkpointed_gradients_are_bit_identical(change: dict[str, str]) -> Non
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compiled_step_gives_same_gradients() -> None:
-    plain, compiled = gradients(TINY), gradients(replace(TINY, compile="aot_eager"))
+    one = replace(TINY, model=replace(TINY.model, num_layers=1))
+    plain, compiled = gradients(one), gradients(replace(one, compile="aot_eager"))
     for name, gradient in plain.items():
         assert torch.linalg.vector_norm(compiled[name] - gradient) <= 2**-6 * torch.linalg.vector_norm(gradient)
 

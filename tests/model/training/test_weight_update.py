@@ -47,19 +47,18 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 COMPILED = {"compile": "default", "compile_scope": "block"}
+OTHERS: list[tuple[str, ...]] = [(), ("joined_projections",), ("joined_projections", "fused_feed_forward")]
 
 
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch's own, in dynamo
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.parametrize("others", [(), ("joined_projections",), ("joined_projections", "fused_feed_forward")], ids=str)
 @pytest.mark.parametrize(
-    "options",
+    ("others", "options"),
     [
-        {},
-        {"checkpoint": "every:1"},
-        pytest.param({"compile": "aot_eager", "compile_scope": "block"}, marks=pytest.mark.slow),
-        pytest.param(COMPILED, marks=pytest.mark.slow),
+        *((others, options) for others in OTHERS for options in ({}, {"checkpoint": "every:1"})),
+        pytest.param(OTHERS[-1], COMPILED | {"compile": "aot_eager"}, marks=pytest.mark.slow),
+        *(pytest.param(others, COMPILED, marks=pytest.mark.slow) for others in (OTHERS[0], OTHERS[-1])),
     ],
     ids=str,
 )
