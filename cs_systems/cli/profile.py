@@ -134,9 +134,11 @@ def print_profile(record: RunRecord, folder: Path) -> None:
         return
     noted = NOTES.of(results)
     print(*(visible(note["note"]) for note in noted if note["table"] is None), sep="\n")
-    for name in (n for n in PRINTED if n != "operators" or n in results):
-        rows = results[name]
+    for name in PRINTED:
+        rows = results.get(name, [])
         notes = [note["note"] for note in noted if note["table"] == name]
+        if not rows and not notes:
+            continue
         if name == "kernels" and rows[TOP:]:
             rest = sum(row["share"] for row in rows[TOP:])
             notes.append(f"{rest:.1%} of the time is in {counted(len(rows) - TOP, 'more kernel')}; the record has all")

@@ -132,6 +132,17 @@ def test_trace_without_kernels_is_kept_with_host_times(
     assert f"The tables are means over all {TINY.steps} steps\nranges by CPU time, per step" in capsys.readouterr().out
 
 
+def test_forward_alone_has_no_ratio_to_backward(capsys: pytest.CaptureFixture[str]) -> None:
+    """A table without rows is not printed."""
+    folder = Path(__file__).parents[3] / "profiles" / "course" / "nsys_profile" / "forward"
+    (record,) = (each for each in read_records(folder)[0] if each.run_config.profiler == "nsys")
+    print_profile(record, folder)
+    printed = capsys.readouterr().out
+    assert "phases by kernel family, per step" in printed
+    assert "no data" not in printed
+    assert "backward time : forward time" not in printed
+
+
 def test_profiled_times_are_not_compared(records: list[RunRecord]) -> None:
     clean, profiled = records
     found = compare([clean, profiled], [clean])
