@@ -220,8 +220,12 @@ def _tokens(record: RunRecord) -> int | None:
 
 def _efficiency(record: RunRecord, group: Sequence[RunRecord]) -> float | None:
     step_s, alone_s = _step_s(record), _step_s(baseline(group, record.repeat))
-    share = data_ranks(record.config) / record.run_config.world_size
-    return share * alone_s / step_s if alone_s and step_s else None
+    return _share(record) * alone_s / step_s if alone_s and step_s else None
+
+
+def _share(record: RunRecord) -> float:
+    """Return the share of the ranks that work on different data."""
+    return data_ranks(record.config) / record.run_config.world_size
 
 
 def is_disturbed(record: RunRecord, group: Sequence[RunRecord]) -> bool:
@@ -346,14 +350,16 @@ def straggler(record: RunRecord | None) -> RankOverlapRow | None:
 def differences(group: Sequence[RunRecord]) -> list[DifferenceRow]:
     """Return the reasons why a step on ranks is longer than the baseline's, of cells with traces of both.
 
-    A cell with a disturbed baseline has none.
+    A cell with a disturbed baseline has none, be it the timed or the traced one.
     """
     rows: list[DifferenceRow] = []
     for record in on_ranks(group):
         alone = baseline(group, record.repeat)
         step_s, alone_s = _step_s(record), _step_s(alone)
         seen, alone_seen = (straggler(r and seen_by("overlap", r, group)) for r in (record, alone))
-        if step_s and alone_s and seen and alone_seen and not is_disturbed(record, group):
+        if not (step_s and alone_s and seen and alone_seen) or is_disturbed(record, group):
+            continue
+        if _share(record) * alone_seen["step_s"] <= MOST_EFFICIENT * seen["step_s"]:  # traced in a calm moment, too
             rows.append({**_identity(record, group), **reconcile(seen, alone_seen, step_s, alone_s)})
     return rows
 
