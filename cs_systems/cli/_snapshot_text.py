@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cs_systems.analysis.comparison import SIDES
+from cs_systems.analysis.comparison import NAMED_FROM, SIDES
 from cs_systems.analysis.memory.allocations import BEFORE
 from cs_systems.analysis.memory.categories import UNKNOWN, Attribution
 from cs_systems.analysis.memory.tables import DifferenceRow, moment, tables_at
@@ -14,7 +14,6 @@ from cs_systems.record import Row
 from cs_systems.report import origins
 
 MOST_CAUSES = 5
-FEW = 0.1  # of the largest difference: smaller ones are not named
 
 
 def heading(found: Attribution, names: TensorNames, recorded: Sequence[str] = ()) -> list[str]:
@@ -178,7 +177,7 @@ def difference_opening(a: Attribution, b: Attribution, rows: Sequence[Difference
     if left == right:
         return f"the candidate's peak is {human(right, 'bytes')}, as the baseline's"
     most = abs(rows[0]["difference_bytes"]) if rows else 0
-    named = [row for row in rows[:MOST_CAUSES] if abs(row["difference_bytes"]) > FEW * most]
+    named = [row for row in rows[:MOST_CAUSES] if abs(row["difference_bytes"]) > NAMED_FROM * most]
     causes = ", ".join(f"{row['what']} {signed(row['difference_bytes'], 'bytes')}" for row in named)
     sizes = f"{human(right, 'bytes')} instead of {human(left, 'bytes')} ({signed(right - left, 'bytes')})"
     return f"the candidate's peak is {sizes}" + f": {causes}" * bool(causes)

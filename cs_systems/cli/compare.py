@@ -287,12 +287,9 @@ def _parts(cell: str) -> list[tuple[str, str]]:
 
 def _summary(comparison: Comparison, table: str, notes: Sequence[str]) -> str:
     """Return GitHub Markdown: a heading with the verdicts, the table, and the notes in a collapsed section."""
-    from cs_systems.analysis.comparison.runs import VERDICTS, is_larger, said
+    from cs_systems.analysis.comparison.runs import verdict_counts
 
-    verdicts = Counter(map(said, comparison.rows))
-    verdicts["larger"] = sum(map(is_larger, comparison.rows))
-    order = (VERDICTS[0], "larger", *VERDICTS[1:])
-    counts = ", ".join(f"{verdicts[name]} {name}" for name in order if verdicts[name])
+    counts = verdict_counts(comparison.rows, with_peaks=True)
     folded = "".join(f"- {note}\n" for note in notes)
     return f"### {counts}\n\n{table}\n<details><summary>Notes</summary>\n\n{folded}\n</details>\n"
 

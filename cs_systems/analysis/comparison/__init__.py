@@ -7,3 +7,4 @@ waiting, straggler, collectives), `precision` (each precision against fp32), `pr
 """
 
 SIDES = ("baseline", "candidate")  # columns of the two sides begin with `a` and `b`
+NAMED_FROM = 0.1  # of the largest difference: smaller ones are not named in a sentence

@@ -10,7 +10,7 @@ from typing import Annotated, TypedDict, cast
 from cs_systems.analysis.attribution.kernel_families import family
 from cs_systems.analysis.attribution.profile import Profile
 from cs_systems.analysis.attribution.tables import ALL, mean_step_s, steps
-from cs_systems.analysis.comparison import SIDES
+from cs_systems.analysis.comparison import NAMED_FROM, SIDES
 from cs_systems.analysis.comparison.runs import different
 from cs_systems.config import ConfigError, Phase
 from cs_systems.core.range_names import SPLITS, UNATTRIBUTED
@@ -22,7 +22,6 @@ from cs_systems.record import RunRecord
 # share of kernel time; above this difference, the layers of one side are known better than those of the other
 UNEQUAL = 0.05
 MOST_FAMILIES = 3  # named in the sentence about a difference
-FEW = 0.1  # of the largest difference: smaller ones are not named
 
 
 class _Change(TypedDict):
@@ -88,8 +87,8 @@ def opening(a: Profile, b: Profile) -> str:
         return said
     families = difference(a, b, "family")[:-1] if len(a.devices) == len(b.devices) == 1 else []
     most_s = max((abs(row["difference_s"] or 0.0) for row in families), default=0.0)
-    shown = [row for row in families if most_s and abs(row["difference_s"] or 0.0) > FEW * most_s][:MOST_FAMILIES]
-    named = ", ".join(f"{row['family']} {signed(row['difference_s'] or 0.0, 's')}" for row in shown)
+    shown = [row for row in families if most_s and abs(row["difference_s"] or 0.0) > NAMED_FROM * most_s]
+    named = ", ".join(f"{row['family']} {signed(row['difference_s'] or 0.0, 's')}" for row in shown[:MOST_FAMILIES])
     busy_s = (b_s - b_idle_s) - (a_s - a_idle_s)
     idle = f"{signed(b_idle_s - a_idle_s, 's')} without a kernel on the GPU"
     return f"{said}: {idle}, {signed(busy_s, 's')} with one" + f" ({named})" * bool(named)

@@ -332,10 +332,17 @@ def said(row: ComparisonRow) -> str:
     return TOO_NOISY if row["resolution"] is not None and row["resolution"] > HOPELESS else row["verdict"]
 
 
+def verdict_counts(rows: Sequence[ComparisonRow], *, with_peaks: bool = False) -> str:
+    """Return the number of rows with each verdict as text, on request also of rows with a larger peak memory."""
+    verdicts = Counter(map(said, rows))
+    larger = {"larger": sum(map(is_larger, rows))} if with_peaks else {}
+    counts = {VERDICTS[0]: verdicts[VERDICTS[0]], **larger, **{name: verdicts[name] for name in VERDICTS[1:]}}
+    return ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+
+
 def opening(rows: Sequence[ComparisonRow]) -> str:
     """Return the comparison in a sentence: how many times changed, and the largest sure change; "" without rows."""
-    verdicts = Counter(map(said, rows))
-    counts = ", ".join(f"{verdicts[name]} {name}" for name in VERDICTS if verdicts[name])
+    counts = verdict_counts(rows)
     sure = [row for row in rows if said(row) in ("slower", "faster")]
     count = sum(map(is_larger, rows))
     larger = f"; the peak memory is larger in {count} of {len(rows)}" if count else ""
