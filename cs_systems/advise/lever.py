@@ -18,7 +18,6 @@ from cs_systems.record import Environment, RunRecord
 
 PACKAGE = "levers"
 HOST_BOUND = 0.9  # share of the step that the host takes to submit it; above it, the device waits
-WAITS = 0.5  # share of a loop's step in which the device waits for launches; above it, shorter kernels gain nothing
 TOGETHER = " + "  # between the names of levers that are tried as one
 
 
@@ -279,7 +278,7 @@ class Lever:
         frees_host: whether it ends the device's wait for launches, which hides what other options gain.
         experiment: name of the experiment that predicts its options; it needs a step that the host launches.
         saves_memory: whether it may reduce the peak memory of a script.
-        shortens_kernels: whether it only makes kernels faster, so that a step which waits for launches gains nothing.
+        shortens_kernels: whether it only makes kernels faster, and gains nothing while the step waits for launches.
     """
 
     numbers: str
@@ -407,13 +406,13 @@ def _of_script(situation: Situation, name: str, lever: Lever) -> Iterator[Propos
         yield name, "it cannot be applied to a script from outside"
     elif situation.goal == "memory" and not lever.saves_memory:
         yield name, "it does not reduce the peak memory of a script"
-    elif lever.shortens_kernels and situation.goal == "time" and situation.causes.get("launch-bound", 0.0) > WAITS:
-        yield name, "the step waits for launches, which it does not shorten"
     elif reason := lever.script.unfit(situation):
         yield name, reason
     else:
         plan = replace(situation.cell, levers=(*situation.cell.levers, name))
         usual = max(lever.usual, *(situation.causes.get(code, 0.0) for code in lever.remedies), 0.0)
+        if lever.shortens_kernels:
+            usual *= 1 - situation.causes.get("launch-bound", 0.0)
         yield Proposal(name, plan, lever.script.what, lever.numbers, usual, cost=lever.cost)
 
 

@@ -18,7 +18,7 @@ def unfit(situation: Situation) -> str | None:
     """Return why no option of DistributedDataParallel can be tried, or None."""
     if not situation.has_ranks:
         return "the script runs as one process"
-    return None if calls(situation.source, names(situation.source)) else f"the script makes no {CLASS}"
+    return None if calls(situation.source, class_names(situation.source)) else f"the script makes no {CLASS}"
 
 
 def unless_set(keyword: str) -> Callable[[Situation], str | None]:
@@ -58,10 +58,10 @@ def patch(**options: Any) -> Edit:
     """Return the edit that adds these options to each call of DistributedDataParallel."""
 
     def edit(source: str) -> str | None:
-        return in_calls(names(source), {name: str(value) for name, value in options.items()})(source)
+        return in_calls(class_names(source), {name: str(value) for name, value in options.items()})(source)
 
     return edit
 
 
-def names(source: str) -> Collection[str]:
+def class_names(source: str) -> Collection[str]:
     return {CLASS}.union(*(names_of(source, module, CLASS) for module in MODULES))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from cs_systems.advise.edits import above, all_calls, dotted, name_of, replaced
+from cs_systems.advise.edits import OPTIMIZERS, above, all_calls, dotted, name_of, replaced
 from cs_systems.advise.lever import Lever, ScriptChange, Situation
 from cs_systems.advise.levers import _ddp
 
 UNNAMED, COUNTER = "_", "micro_step"
 GRAPH = "static_graph"
+USUAL = {"optimizer", "optim", "opt"}  # names of optimizers that are made in another file
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 class Place(NamedTuple):
@@ -44,57 +46,109 @@ def patch(source: str) -> str | None:
 def places(source: str) -> Iterator[Place]:
     """Yield each loop that calls a DistributedDataParallel and backward several times for each update.
 
-    Its passes are counted by `range`, with the update after the loop, or by a condition with `%` around the update.
+    Its passes are counted by `range`, with the only update after the loop, or by a condition with `%` around the only
+    update. Loops whose last pass may be another one are left out: with a break, another update, or a changed counter.
     """
-    tree, wraps = ast.parse(source), {call.end_lineno for call in all_calls(source, _ddp.names(source))}
-    assigned = (node for node in ast.walk(tree) if isinstance(node, ast.Assign) and node.value.end_lineno in wraps)
-    models = {dotted(target) for node in assigned if isinstance(node.value, ast.Call) for target in node.targets}
-    for loop in ast.walk(tree):
-        if not isinstance(loop, ast.For) or loop.body[0].lineno == loop.lineno:
+    tree = ast.parse(source)
+    models = _made(tree, all_calls(source, _ddp.class_names(source)))
+    optimizers = _made(tree, all_calls(source, OPTIMIZERS)) | USUAL
+    for loop, after in _loops(tree):
+        own, deep = [*_own(loop.body)], [part for one in loop.body for part in ast.walk(one)]
+        calls = [part for part in own if isinstance(part, ast.Call)]
+        model = next((name for call in calls if (name := dotted(call.func)) in models), None)
+        if model is None or not any(name_of(call) == "backward" for call in calls) or not _can_be_edited(loop, own):
             continue
-        parts = [*_own(loop.body)]
-        called = [part for part in parts if isinstance(part, ast.Call)]
-        names = {name_of(call) for call in called}
-        model = next((name for call in called if (name := dotted(call.func)) in models), None)
-        is_last = _of_condition(loop, parts) if "step" in names else _of_range(loop)
-        if "backward" in names and model is not None and is_last is not None:
+        updates = [part for part in deep if _updates(part, optimizers)]
+        later = any(_updates(part, optimizers) for one in after for part in ast.walk(one))
+        is_last = _of_condition(own, deep, updates) if updates else _of_range(loop, deep)
+        if is_last is not None and later is not bool(updates):
             yield Place(loop, model, is_last)
 
 
-def _own(body: list[ast.stmt]) -> Iterator[ast.AST]:
-    """Yield the parts of a loop's body that run once for each of its passes: not those of loops and functions in it."""
-    open_: list[ast.AST] = [*body]
-    while open_:
-        part = open_.pop()
+def _made(tree: ast.AST, calls: Iterable[ast.Call]) -> set[str]:
+    """Return the names to which the results of these calls are assigned."""
+    ends = {(call.lineno, call.col_offset) for call in calls}
+    assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+    made = [node for node in assigned if (node.value.lineno, node.value.col_offset) in ends]
+    return {dotted(target) for node in made for target in node.targets} - {""}
+
+
+def _loops(tree: ast.AST) -> Iterator[tuple[ast.For, Sequence[ast.stmt]]]:
+    """Yield each for loop with the statements after it in its block."""
+    for node in ast.walk(tree):
+        for _, block in ast.iter_fields(node):
+            for number, one in enumerate(block if isinstance(block, list) else []):
+                if isinstance(one, ast.For):
+                    yield one, block[number + 1 :]
+
+
+def _own(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Yield the parts of a loop's body, without those of loops and functions in it."""
+    for part in body:
         yield part
-        if not isinstance(part, ast.For | ast.While | ast.FunctionDef | ast.Lambda):
-            open_ += ast.iter_child_nodes(part)
+        if not isinstance(part, (ast.For, ast.While, ast.Lambda, *DEFINITIONS)):
+            yield from _own(ast.iter_child_nodes(part))
 
 
-def _of_range(loop: ast.For) -> str | None:
-    """Return the condition for a loop over range(COUNT); None for another one."""
+def _can_be_edited(loop: ast.For, own: Sequence[ast.AST]) -> bool:
+    """Return whether a line fits above the first statement of a loop that ends after its last pass."""
+    first = loop.body[0]
+    return not (
+        first.lineno == loop.lineno
+        or isinstance(first, DEFINITIONS)
+        or any(isinstance(part, ast.Break) for part in own)
+    )
+
+
+def _updates(part: ast.AST, optimizers: set[str]) -> bool:
+    """Return whether a part of the code is a step of an optimizer, also by a gradient scaler."""
+    if not isinstance(part, ast.Call) or name_of(part) != "step" or not isinstance(part.func, ast.Attribute):
+        return False
+    named = (dotted(part.func.value), *map(dotted, part.args))
+    return any(name in optimizers or name.rpartition(".")[2] in optimizers for name in named)
+
+
+def _of_range(loop: ast.For, deep: Sequence[ast.AST]) -> str | None:
+    """Return the condition for a loop over range(COUNT) that clears no gradients; None for another one."""
     match loop:
         case ast.For(target=ast.Name(id=name), iter=ast.Call(func=ast.Name(id="range"), args=[count], keywords=[])):
-            counts = f"({ast.unparse(count)})" if isinstance(count, ast.BinOp | ast.IfExp) else ast.unparse(count)
-            return f"{COUNTER if name == UNNAMED else name} == {counts} - 1"
+            if any(isinstance(part, ast.Call) and name_of(part) == "zero_grad" for part in deep):
+                return None
+            if not _is_constant(count, deep) or (name == UNNAMED and name in _names(deep, ast.Load)):
+                return None
+            is_plain = isinstance(count, ast.Name | ast.Attribute | ast.Constant | ast.Call)
+            number = ast.unparse(count) if is_plain else f"({ast.unparse(count)})"
+            return f"{COUNTER if name == UNNAMED else name} == {number} - 1"
     return None
 
 
-def _of_condition(loop: ast.For, parts: list[ast.AST]) -> str | None:
-    """Return the condition around the update, if it holds the same at the beginning of a pass; None otherwise."""
-    tests = [part.test for part in parts if isinstance(part, ast.If) and _updates(part.body)]
-    if len(tests) != 1 or not any(isinstance(part, ast.Mod) for part in ast.walk(tests[0])):
+def _of_condition(own: Sequence[ast.AST], deep: Sequence[ast.AST], updates: Sequence[ast.AST]) -> str | None:
+    """Return the condition around all updates, if it is the same on all ranks and at the beginning of a pass."""
+    around = [part for part in own if isinstance(part, ast.If) and any(_is_in(update, part.body) for update in updates)]
+    if len(around) != 1 or not all(_is_in(update, around[0].body) for update in updates):
         return None
-    stored = {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
-    read = {part.id for part in ast.walk(tests[0]) if isinstance(part, ast.Name)}
-    stored |= {dotted(part) for part in parts if isinstance(part, ast.Attribute) and isinstance(part.ctx, ast.Store)}
-    read |= {dotted(part) for part in ast.walk(tests[0]) if isinstance(part, ast.Attribute)}
-    has_calls = any(isinstance(part, ast.Call) and name_of(part) != "len" for part in ast.walk(tests[0]))
-    return None if stored & read or has_calls else ast.unparse(tests[0])
+    test = around[0].test
+    is_counted = any(isinstance(part, ast.Mod) for part in ast.walk(test))
+    return ast.unparse(test) if is_counted and _is_constant(test, deep) else None
 
 
-def _updates(body: list[ast.stmt]) -> bool:
-    return any(isinstance(part, ast.Call) and name_of(part) == "step" for one in body for part in ast.walk(one))
+def _is_in(part: ast.AST, body: Iterable[ast.AST]) -> bool:
+    return any(part is each for one in body for each in ast.walk(one))
+
+
+def _is_constant(value: ast.expr, deep: Sequence[ast.AST]) -> bool:
+    """Return whether an expression has no effect, and the same value on all ranks and at any place of a loop's body."""
+    parts = [*ast.walk(value)]
+    has_effect = any(isinstance(part, ast.NamedExpr | ast.Starred | ast.Await) for part in parts)
+    calls = any(isinstance(part, ast.Call) and name_of(part) != "len" for part in parts)
+    read = _names(parts, ast.Load)
+    return not (has_effect or calls or read & _names(deep, ast.Store) or any("rank" in name for name in read))
+
+
+def _names(parts: Iterable[ast.AST], context: type[ast.expr_context]) -> set[str]:
+    """Return the names, with their attributes, that are read or stored."""
+    found = (part for part in parts if isinstance(part, ast.Name | ast.Attribute))
+    return {dotted(part) for part in found if isinstance(part.ctx, context)} - {""}
 
 
 def _named(source: str, target: ast.expr) -> str:

@@ -9,8 +9,10 @@ OPTION = {"static_graph": True}
 
 
 def unfit(situation: Situation) -> str | None:
-    if _ddp.leaves_out_averages(situation) or "no_sync" in getattr(situation.cell, "levers", ()):
+    if _ddp.leaves_out_averages(situation):
         return "the script leaves out the average in some passes, so that the graph is not the same"
+    if "no_sync" in getattr(situation.cell, "levers", ()):
+        return "no_sync leaves out the average in some passes, so that the graph is not the same"
     return _ddp.unless_set("static_graph")(situation)
 
 

@@ -233,9 +233,23 @@ def is_disturbed(record: RunRecord, group: Sequence[RunRecord]) -> bool:
     return (_efficiency(record, group) or 0.0) > MOST_EFFICIENT
 
 
+def is_trace_disturbed(record: RunRecord, group: Sequence[RunRecord]) -> bool:
+    """Return whether the traced step of a cell is so short that its traced baseline must have been disturbed."""
+    seen, alone_seen = _traced(record, group)
+    if seen is None or alone_seen is None:
+        return False
+    return _share(record) * alone_seen["step_s"] > MOST_EFFICIENT * seen["step_s"]
+
+
+def _traced(record: RunRecord, group: Sequence[RunRecord]) -> list[RankOverlapRow | None]:
+    """Return the traced steps of a cell and of its baseline."""
+    return [straggler(each and seen_by("overlap", each, group)) for each in (record, baseline(group, record.repeat))]
+
+
 def disturbance(group: Sequence[RunRecord]) -> list[str]:
     """Return the note on values that are left out because the baseline was disturbed."""
-    return [DISTURBED] if any(is_disturbed(record, group) for record in clean(group)) else []
+    found = any(is_disturbed(record, group) or is_trace_disturbed(record, group) for record in clean(group))
+    return [DISTURBED] if found else []
 
 
 def _after_backward_s(record: RunRecord) -> float | None:
@@ -354,12 +368,10 @@ def differences(group: Sequence[RunRecord]) -> list[DifferenceRow]:
     """
     rows: list[DifferenceRow] = []
     for record in on_ranks(group):
-        alone = baseline(group, record.repeat)
-        step_s, alone_s = _step_s(record), _step_s(alone)
-        seen, alone_seen = (straggler(r and seen_by("overlap", r, group)) for r in (record, alone))
-        if not (step_s and alone_s and seen and alone_seen) or is_disturbed(record, group):
-            continue
-        if _share(record) * alone_seen["step_s"] <= MOST_EFFICIENT * seen["step_s"]:  # traced in a calm moment, too
+        step_s, alone_s = _step_s(record), _step_s(baseline(group, record.repeat))
+        seen, alone_seen = _traced(record, group)
+        is_calm = not (is_disturbed(record, group) or is_trace_disturbed(record, group))
+        if step_s and alone_s and seen and alone_seen and is_calm:
             rows.append({**_identity(record, group), **reconcile(seen, alone_seen, step_s, alone_s)})
     return rows
 
