@@ -5,7 +5,7 @@ Method: each script of advised_scripts.toml is searched by `advise --budget`, in
 a git repository. Afterwards `git status` must be empty, and the diff must apply. --grid measures instead each
 combination of the levers that the search tried first (those that it kept, then the most promising ones, 5 at most),
 and compares the best combination with the one that the search found: both in the same processes.
-Output: one JSON file per script in --output, and table.md there of all files. Committed: profiles/advised_scripts/.
+Output: one JSON file per script in --output, and table.md there, made of all these files. No results are committed yet.
 
     python scripts/benchmarks/advised_scripts.py --root checkouts --prepare          # writes the data
     python scripts/benchmarks/advised_scripts.py --root checkouts --cuda-device 0 --budget 180s
@@ -42,7 +42,6 @@ from cs_systems.measure.runtime.program import script_command
 
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).with_suffix(".toml")
-COMMITTED = ROOT / "profiles" / "advised_scripts"
 MOST_LEVERS = 5  # of a grid, which has 32 cells then
 AGAIN = 2  # further processes of the best cells of a grid
 TINY_STEPS = "3:13"
@@ -131,7 +130,7 @@ def warm(script: Script, lane: Lane) -> float:
 
 
 def state(folder: Path) -> dict[str, str]:
-    """Return the changes that git reports in a folder, with the size and the time of every file of a folder."""
+    """Return the size and the time of each file below a folder, with the changes that git reports there."""
     found = {
         str(file.relative_to(folder)): f"{file.stat().st_size} {file.stat().st_mtime_ns}"
         for file in folder.rglob("*")
@@ -288,7 +287,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--budget", default="180s", help="time for each script")
     parser.add_argument("--warm", action="store_true", help="only run each script once, to fill the compiler's caches")
     parser.add_argument("--grid", action="store_true", help="measure every combination of levers")
-    parser.add_argument("--output", type=Path, default=COMMITTED)
+    parser.add_argument("--output", type=Path, default=Path("runs/advised_scripts"), help="folder of the results")
     options = parser.parse_args(arguments)
     root = options.root.resolve()
     scripts, variables = listed(options.list, options.only)
