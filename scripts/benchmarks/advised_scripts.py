@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -38,6 +39,8 @@ from cs_systems.advise.judge import step_s
 from cs_systems.advise.lever import ScriptPlan, all_levers
 from cs_systems.advise.scripts import ScriptBench
 from cs_systems.advise.sources import sources
+from cs_systems.cli._options import parse_seconds
+from cs_systems.config import ConfigError
 from cs_systems.measure.runtime.program import script_command
 
 ROOT = Path(__file__).parents[2]
@@ -143,9 +146,10 @@ def state(folder: Path) -> dict[str, str]:
 
 
 def grid(script: Script, lane: Lane, answer: Row, budget_s: float) -> Row:
-    """Measure each combination of the first levers of a search, and compare the best with what the search found."""
-    os.chdir(lane.root / script.folder)
-    os.environ.update(lane.environment(script))
+    """Measure each combination of the first levers of a search, and compare the best with what the search found.
+
+    Raises ConfigError if the unchanged script cannot be measured.
+    """
     words, (warmup, timed) = lane.words(script), lane.steps(script)
     kept = tuple(answer["best"]["levers"])
     names = tuple(dict.fromkeys([*kept, *(row["lever"] for row in answer["trials"] if row["processes"])]))[:MOST_LEVERS]
@@ -160,6 +164,8 @@ def grid(script: Script, lane: Lane, answer: Row, budget_s: float) -> Row:
             record = bench.measure(ScriptPlan(cell), 0)
             times[cell] = [found_s] if (found_s := step_s(record)) else []
             print(cell, times[cell] or record.reason, file=sys.stderr, flush=True)
+            if not times[()]:
+                raise ConfigError(f"{script.name} as it comes was not measured: {record.reason}; see that it runs")
         measured = {cell: found for cell, found in times.items() if found}
         closest = dict.fromkeys([*sorted(measured, key=lambda cell: measured[cell])[:2], *({kept} & {*measured})])
         for number, cell in itertools.product(range(1, AGAIN + 1), closest):
@@ -182,6 +188,33 @@ def grid(script: Script, lane: Lane, answer: Row, budget_s: float) -> Row:
         "trials_of_search": sum(row["processes"] > 0 for row in answer["trials"]),
         "took_s": round(spent_s, 1),
     }
+
+
+@contextmanager
+def placed(script: Script, lane: Lane) -> Iterator[None]:
+    """Let this process work in a script's folder, with the script's environment variables."""
+    before = dict(os.environ)
+    os.environ.update(lane.environment(script))
+    try:
+        with chdir(lane.root / script.folder):
+            yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def answer_of(script: Script, folder: Path) -> Row:
+    """Return what a search found for a script. Raises ConfigError if there is no answer."""
+    file = folder / "answers" / f"{file_name(script)}.json"
+    answer: Row = json.loads(file.read_text()) if file.exists() else {}
+    if "best" not in answer:
+        why = "holds no answer of a search" if file.exists() else "does not exist"
+        raise ConfigError(f"{file} {why}; search {script.name} without --grid first")
+    return answer
+
+
+def file_name(script: Script) -> str:
+    return re.sub(r"\W+", "_", script.name).strip("_")
 
 
 def cells(names: Sequence[str], kept: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -289,26 +322,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--grid", action="store_true", help="measure every combination of levers")
     parser.add_argument("--output", type=Path, default=Path("runs/advised_scripts"), help="folder of the results")
     options = parser.parse_args(arguments)
+    try:
+        _run(options)
+    except ConfigError as error:
+        parser.error(str(error))
+
+
+def _run(options: argparse.Namespace) -> None:
     root = options.root.resolve()
     scripts, variables = listed(options.list, options.only)
     if options.prepare:
         _script_data.prepare(root, [script.folder for script in scripts], tiny=options.tiny)
         return
+    budget_s = parse_seconds(options.budget, "--budget")
     lane = Lane(root, variables, options.cuda_device, options.tiny)
     output = options.output.resolve()
+    found = {script.name: answer_of(script, output) for script in scripts} if options.grid and not options.warm else {}
     for script in scripts:
         if options.warm:
             print(f"{script.name}: {warm(script, lane):.0f} s to its last timed step")
             continue
-        name = re.sub(r"\W+", "_", script.name).strip("_")
-        answers, of_kind = output / "answers", output / ("grids" if options.grid else "answers")
+        of_kind = output / ("grids" if options.grid else "answers")
         of_kind.mkdir(parents=True, exist_ok=True)
         if options.grid:
-            answer = json.loads((answers / f"{name}.json").read_text())
-            row = grid(script, lane, answer, float(options.budget.removesuffix("s")))
+            with placed(script, lane):
+                row = grid(script, lane, found[script.name], budget_s)
         else:
             row = search(script, lane, options.budget)
-        (of_kind / f"{name}.json").write_text(json.dumps(row, indent=1) + "\n")
+        (of_kind / f"{file_name(script)}.json").write_text(json.dumps(row, indent=1) + "\n")
         (output / "table.md").write_text(table(output))
         print(f"{script.name}: {row['took_s']} s, {' '.join(row.get('sentences', ()))}", file=sys.stderr, flush=True)
 
