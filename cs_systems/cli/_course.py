@@ -368,7 +368,7 @@ def command_rows(plan: Plan) -> list[CommandRow]:
 
 
 def _measured_by(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the words of a command that choose what it measures, and not the tables that it prints."""
+    """Return the words of a command except the options that choose what to repeat, leave out or print."""
     return tuple(word for word in words if word not in ("--fresh", "--skip-oom", "--all"))
 
 
