@@ -137,7 +137,7 @@ NAMES = {
     r"checkpoint|torch\.save|\bsave(_\w+)?\(\)|state_dict": "checkpoint-writing",
     r"evaluat|validat|without gradients|\bgenerate\(\)": "evaluation",
     r"\blog(_\w+)?\(\)|\blog\b|\bprint\b|wandb|add_(scalar|histogram|figure)|savefig"
-    r"|_?(stats|metrics?)\(\)|writes pictures": "logging",
+    r"|_?(stats|metrics?)\(\)|writes pictures|\b[Tt]racker\b": "logging",
     r"loads the next batch": "data-loading",
     r"compiles|dynamo|inductor": "recompilation",
 }

@@ -19,6 +19,7 @@ NOTABLE = 0.10  # share of the step
 # Of one own function, by samples of the stack: its share of forward and loss, the longest rest of a call in which a
 # sample was requested, which a busy machine makes longer and not shorter, and the fewest such calls and samples.
 MOST_OF_FORWARD, SHORT_S, FEWEST_CALLS, FEWEST_SAMPLES = 0.5, 1.5e-4, 100, 20
+SMALL_S = 4e-5  # mean time of an operator of the fastest forward pass; arithmetic takes hardly half of it
 PHASES = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
 REMEDY = (
     "compute more in one operator: a whole batch in place of one sample, nn.LSTM in place of a loop over cells; or "
@@ -56,13 +57,16 @@ def _of_samples(evidence: Evidence) -> Diagnosis | None:
     step_s = evidence.step_s
     if step_s is None or not evidence.is_loop:
         return None
+    counted = _counted(evidence)
     by_function: dict[tuple[str, str], list[InnerLineRow]] = {}
     for row in INNER_LINES.of(evidence.tables):
-        is_short = (row.get("late_s") or SHORT_S) < SHORT_S
+        is_short = (row.get("late_s") or SHORT_S) < SHORT_S or row["function"] == counted
         if row["phase"] != Phase.BACKWARD and is_short and not row["is_plain"] and not work_of(row):
             by_function.setdefault((row["function"], row["place"].partition(":")[0]), []).append(row)
     least_s = max(NOTABLE * step_s, MOST_OF_FORWARD * evidence.phases_s(Phase.FORWARD, Phase.LOSS))
-    rows = [row for alike in by_function.values() if _is_short(alike, least_s) for row in alike]
+    rows = [
+        row for (name, _), alike in by_function.items() if _is_short(alike, least_s, name == counted) for row in alike
+    ]
     if not rows:
         return None
     lasted_s = min(step_s, sum(row["time_s"] for row in rows))
@@ -70,10 +74,21 @@ def _of_samples(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(cause, REMEDY, step_s, takes=lasted_s, evidence=tuple(rows))
 
 
-def _is_short(rows: Sequence[InnerLineRow], least_s: float) -> bool:
+def _counted(evidence: Evidence) -> str | None:
+    """Return the own function with most of a forward pass whose operators, by their number, take little time each."""
+    row, measurement = FORWARD_OPERATORS.first(evidence.tables), evidence.measurement
+    if row is None or measurement is None or not measurement.timed or row["operators"] < FEWEST:
+        return None
+    phases = (Phase.FORWARD, Phase.LOSS)
+    least_s = min(sum(sample.phases_s.get(phase, 0.0) for phase in phases) for sample in measurement.timed)
+    return row.get("function") if least_s <= SMALL_S * row["operators"] else None
+
+
+def _is_short(rows: Sequence[InnerLineRow], least_s: float, is_counted: bool) -> bool:
+    """Return whether a function takes much of forward in calls that are short, by their number or by samples."""
     time_s, late_s = sum(row["time_s"] for row in rows), max(row["late_s"] or SHORT_S for row in rows)
     is_seen = sum(row["samples"] for row in rows) >= FEWEST_SAMPLES
-    return is_seen and time_s >= max(least_s, FEWEST_CALLS * 2 * late_s)
+    return is_seen and time_s >= max(least_s, 0.0 if is_counted else FEWEST_CALLS * 2 * late_s)
 
 
 RULE = Rule(find)

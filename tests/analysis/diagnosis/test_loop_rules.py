@@ -871,6 +871,18 @@ def test_function_of_many_short_calls_is_a_loop_over_small_operators(known: Any,
     assert not causes(loop({"inner_lines": [row | {"time_s": 0.015}]}))
 
 
+@pytest.mark.parametrize(
+    ("operators", "function", "is_found"), [(800, "advantages", True), (799, "advantages", False), (800, "f", False)]
+)
+def test_operators_are_small_if_a_forward_pass_has_many_for_its_time(
+    operators: int, function: str, is_found: bool
+) -> None:
+    """A busy machine makes the calls that are seen longer, and the fastest of the steps hardly."""
+    counted = {"operators": operators, "arithmetic_s": 1.0, "function": function, "place": "train.py:8"}
+    row = inner("advantages", 8, 0.02, late_s=2e-4)
+    assert len(causes(loop({"inner_lines": [row], "forward_operators": [counted]}))) == is_found
+
+
 def test_outputs_of_a_teacher_are_no_rollouts() -> None:
     row = own("train", 40, 0.03, "teacher", "forward without gradients")
     assert not causes(loop({"own_python": [row | {"feeds_model": True}]}))
