@@ -18,7 +18,8 @@ from cs_systems.readers.forms.trace import Copies, Step
 
 LONG_S = 1e-3  # a shorter gap holds no update of a model
 LEAST_COPIES = 0.01  # share of the step in each direction; scalars for a log or a batch of tokens take less
-# largest ratio of bytes (of times without them); gradients and weights differ by precision, a next batch by more
+# largest ratio of the copied bytes, or of the copies' times in files without bytes: gradients and weights differ by
+# their precision, and outputs from the next batch by more
 ALIKE = 4.0
 MOST_OF_IT = 0.5  # share of a gap
 

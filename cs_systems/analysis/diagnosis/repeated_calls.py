@@ -46,7 +46,8 @@ def _of_modules(evidence: Evidence) -> Diagnosis | None:
         return None
     forward_s = min(row["time_s"], row["share"] * evidence.phases_s(Phase.FORWARD, Phase.LOSS))
     takes = min(step_s, forward_s + row["recorded_share"] * evidence.phases_s(Phase.BACKWARD))
-    calls = f"{counted(row['calls'], 'repeated call')} of modules such as {row['module']}"
+    of = row["module"] if row["calls"] == 1 else f"modules such as {row['module']}"
+    calls = f"{counted(row['calls'], 'repeated call')} of {of}"
     place = f", most of it at {row['place']}" if row["place"] else ""
     cause = f"{takes / step_s:.0%} of the step is {calls}, with the same input and result{place}"
     return Diagnosis(cause, KEEP, step_s, takes=takes, evidence=(row,))
