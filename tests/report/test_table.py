@@ -58,6 +58,25 @@ def test_column_is_found_by_its_heading(train_records: list[RunRecord]) -> None:
     assert render(train_records, columns=asked) == render(train_records, columns=names)
 
 
+def test_column_is_found_by_the_short_heading_of_a_phase(train_records: list[RunRecord]) -> None:
+    names = ["size", "forward.median_s", "backward.median_s", "optimizer.median_s"]
+    assert render(train_records, columns=["size", "fwd", "bwd", "opt"]) == render(train_records, columns=names)
+
+
+@pytest.mark.parametrize("shown", ["batch", "median", "median_ms", "step", "step.median", "forward", "fwd", "note"])
+def test_added_column_that_the_table_has_is_not_repeated(shown: str, train_records: list[RunRecord]) -> None:
+    (plain,), (table,) = tables(train_records), tables(train_records, added=[shown])
+    extra = ["batch"] if shown == "batch" else []
+    assert sorted(c.title for c in table.columns) == sorted([*extra, *(c.title for c in plain.columns)])
+    assert not any(column.is_empty for column in table.columns)
+    assert ("batch 4" in table.caption) == (not extra)
+
+
+def test_added_column_with_two_names_is_shown_once(train_records: list[RunRecord]) -> None:
+    (table,) = tables(train_records, added=["mean", "mean_s", "step.mean_ms"])
+    assert [c.title for c in table.columns].count("mean") == 1
+
+
 def test_requested_memory_without_a_value_has_a_note(train_records: list[RunRecord]) -> None:
     asked = ["size", "before_backward_bytes", "peak_allocated_gib"]
     assert "\nbefore bwd: measured by cs-systems attention\n" in render(train_records, columns=asked)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 UNKNOWN = "–"
+SHORT = {"forward": "fwd", "backward": "bwd", "synchronize": "sync", "optimizer": "opt"}  # headings of phases
 NAMES = (*CELL_COLUMNS, *PHASE_COLUMNS, "range_s", "note")
 # a column leaves the shared unit if its median in that unit is below this
 SWITCH_BELOW = 1 / 50
@@ -82,7 +83,7 @@ class Spec:
 
 
 def parse(name: str, phases: Sequence[str]) -> Spec:
-    """Parse a name or a heading: `backward.median_ms` → Spec(…, "backward", "median_s", ms), `mean` → that of `mean_s`.
+    """Parse a name or a heading: `backward.median_ms` → Spec(…, "backward", "median_s", ms), `mean` → `mean_s`.
 
     Raises ConfigError with the nearest names for an unknown one.
     """
@@ -111,9 +112,21 @@ def full_name(name: str, whole: pd.DataFrame) -> str:
 
 
 def _under_heading(title: str, phases: Sequence[str]) -> str | None:
-    """Return the column with this heading, without a unit: `ranks` → `world_size`, `loss` → `loss.median_s`."""
-    headings = {layout.title(name): name for name in NAMES}
-    return headings.get(title) or (f"{title}.median_s" if title in phases else None)
+    """Return the column with this heading, without a unit: `ranks` → `world_size`, `fwd` → `forward.median_s`."""
+    headings = {heading: f"{phase}.median_s" for phase in phases for heading in (phase, SHORT.get(phase, phase))}
+    headings |= {layout.title(name): name for name in NAMES}
+    return headings.get(title)
+
+
+def distinct(names: Iterable[str], rows: pd.DataFrame, whole: pd.DataFrame) -> list[str]:
+    """Return the names without those of a column that an earlier name has, possibly in another unit."""
+    known, shown = phases_of(whole), phases_of(rows)
+    found: dict[tuple[str | None, str], str] = {}
+    for name in names:
+        spec = parse(name, known)
+        phase = None if [spec.phase] == shown or spec.column not in (*PHASE_COLUMNS, "range_s") else spec.phase
+        found.setdefault((phase, spec.column), name)
+    return [*found.values()]
 
 
 def phases_of(frame: pd.DataFrame) -> list[str]:

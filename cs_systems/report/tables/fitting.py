@@ -9,13 +9,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from cs_systems.core.printable import shortened
-from cs_systems.report.tables.columns import Column
+from cs_systems.report.tables.columns import SHORT, Column
 from cs_systems.report.tables.table import Table
 
 WRAP_WIDTH = 22  # text columns may wrap down to this width
 NARROW_WIDTH = 10  # used if the columns do not fit otherwise
 GAP = 2  # characters between two columns
-SHORT = {"forward": "fwd", "backward": "bwd", "synchronize": "sync", "optimizer": "opt"}
 CODE_WIDTH = 28  # of a name of the user's own code, on a terminal that is too narrow for whole names
 _OF_A_MODULE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 LONG_WORD = 12  # longest word that is not broken on paper, in characters

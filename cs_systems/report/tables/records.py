@@ -255,7 +255,8 @@ def _listed(
     beside = [f"{p}.median_s" for p in phases] if shown == [STEP] and len(phases) > 1 else []
     times = [*beside, "median_s"] if chosen.has_times else []
     named = [cols.full_name(name, whole) if name in CELL_COLUMNS else name for name in asked or ()]
-    names = named or [*dict.fromkeys([*apart, *times, *added, *chosen.measured])]
+    added = [cols.full_name(name, whole) for name in added]
+    names = named or cols.distinct([*apart, *times, *added, *chosen.measured], rows, whole)
     made = cols.make(names, rows, whole)
     if not asked:  # an unknown default column is noise; a requested one is shown empty
         made = [c for c in made if c.name in (*apart, *added) or not c.is_empty]
