@@ -19,6 +19,7 @@ from cs_systems.cli._output import Interrupted, print_table, terminal_width
 from cs_systems.cli._progress import announced, clock, current, duration, named, outcome, progress_lines
 from cs_systems.config import Phase, RunConfig, describe, same_fields
 from cs_systems.core.experiments import EXPERIMENTS
+from cs_systems.core.plugins import is_foreign
 from cs_systems.core.printable import command_line, labelled_command, plain, visible
 from cs_systems.core.tables import Column, Table
 from cs_systems.measure.runtime.sweep import Progress, check, preflight, sweep
@@ -66,7 +67,7 @@ def run_and_report(
     from cs_systems.analysis.comparison.verdict import verdict
     from cs_systems.report.tables.records import render
 
-    _check_columns(columns)
+    _check_columns(columns, configs)
     if options.dry_run:
         return print_cells(configs, options)
     folder, records = measured(configs, options, command, seed, experiments_s)
@@ -96,15 +97,20 @@ def run_and_report(
     return status
 
 
-def _check_columns(names: Sequence[str]) -> None:
-    """Raise ConfigError for an unknown column, before anything is measured; phases are known only afterwards."""
+def _check_columns(names: Sequence[str], configs: Sequence[RunConfig]) -> None:
+    """Raise ConfigError for an unknown column, before anything is measured.
+
+    The phases of the user's own step are known only afterwards.
+    """
+    from cs_systems.report.frame import STEP
     from cs_systems.report.tables import columns
 
     if names and is_wanted():
         refuse(["columns"], "--format json has every column")
+    any_phase = any(is_foreign(config.workload) for config in configs)
     for name in names:
         try:
-            columns.parse(name.rpartition(".")[2], [*Phase])
+            columns.parse(name, () if any_phase and "." in name else (STEP, *Phase))
         except columns.UnknownColumn as error:
             raise columns.UnknownColumn(error.name, "cs-systems report DIR --format csv | head -1") from None
 

@@ -255,6 +255,9 @@ def test_command_states_the_shape_of_plain_xl(size: str, said: str, capsys: pyte
     ("words", "message"),
     {
         "--columns meen": "unknown column 'meen'; did you mean mean_w or mean_s",
+        "--columns forwrad.mean": "unknown phase 'forwrad'; did you mean forward?",
+        "--columns forward.forward": "unknown column 'forward'",
+        "--workload mine.py:step --columns own.meen": "unknown column 'meen'; did you mean mean_w or mean_s",
         "--columns mean --format json": "--format json has every column; leave out --columns",
     }.items(),
 )
