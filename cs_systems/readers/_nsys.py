@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import sqlite3
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -25,7 +26,7 @@ from cs_systems.readers import _sqlite as sqlite
 from cs_systems.readers._calls import Launches
 from cs_systems.readers._lost_kernels import launches_kernel, lost_launches
 from cs_systems.readers._processes import chosen_process, ranges_elsewhere
-from cs_systems.readers._stalls import unversioned
+from cs_systems.readers._stalls import Kind, kind, unversioned
 from cs_systems.readers.forms.columns import (
     NO_RANGES,
     UNKNOWN,
@@ -175,7 +176,7 @@ class _Reader:
                 "fewer steps, with nsys profile --capture-range=cudaProfilerApi, and torch.cuda.profiler.start() and "
                 "stop() around them"
             )
-        kernels, ranges = self._has(KERNELS) or self._has(GRAPHS), self._has(NVTX)
+        kernels, ranges = self._has(KERNELS) or self._has(GRAPHS), any(map(self._has, (NVTX, *MPI)))
         if not kernels and (not ranges or any(map(self._has, (RUNTIME, *COPIES.values())))):
             if not {"StringIds", "META_DATA_EXPORT", *REQUIRED} & self.columns.keys():
                 raise ConfigError(
@@ -189,16 +190,19 @@ class _Reader:
         if not self._has(RUNTIME):
             return f"; {RECORD} while kernels run on the GPU, and stop other profilers (ncu, DCGM)"
         names = self._texts("StringIds", "value")
-        query = f"SELECT nameId, count(*), sum(end - start) FROM {RUNTIME} GROUP BY 1 ORDER BY 3 DESC"
-        calls = [(names.get(number, ""), count, lasted) for number, count, lasted in self.database.execute(query)]
-        launched = sum(count for name, count, _ in calls if launches_kernel(name))
-        longest = [(within(unversioned(name), LONGEST), lasted * 1e-9) for name, _, lasted in calls if lasted]
-        named = [f"{human(lasted_s, 's')} in {name}" for name, lasted_s in longest[:MOST_NAMED]]
+        query = f"SELECT nameId, count(*), sum(end - start) FROM {RUNTIME} GROUP BY 1"
+        launched, lasted_ns = 0, Counter[str]()
+        for number, count, lasted in self.database.execute(query):
+            name = unversioned(names.get(number, ""))
+            launched += count if kind(name) in (Kind.LAUNCH, Kind.GRAPH_LAUNCH) else 0
+            lasted_ns[name] += lasted or 0
+        longest = [(name, lasted) for name, lasted in lasted_ns.most_common(MOST_NAMED) if lasted]
+        named = [f"{human(lasted * 1e-9, 's')} in {within(name, LONGEST)}" for name, lasted in longest]
         time = f" (time of the CUDA calls: {', '.join(named)})" if named else ""
         if not launched:
             return f" and no launch{time}; {RECORD} while kernels run on the GPU"
         count = counted(launched, "launch", "launches")
-        lost = "so the GPU's profiling interface recorded none; stop other profilers (ncu, DCGM)"
+        lost = "so probably the GPU's profiling interface recorded none; stop other profilers (ncu, DCGM)"
         return f", although it holds {count}{time}, {lost}, and {RECORD}"
 
     def _has(self, table: str) -> bool:
@@ -253,8 +257,8 @@ class _Reader:
             ConfigError: The wanted process does not qualify.
         """
         what, owner = "kernel", "ifnull(globalPid, 0)"
-        table = next((table for table in (KERNELS, GRAPHS) if self._has(table)), NVTX)
-        if table == NVTX:
+        table = next((table for table in (KERNELS, GRAPHS, NVTX, *MPI) if self._has(table)), NVTX)
+        if table in (NVTX, *MPI):
             what, owner = "range", f"ifnull(globalTid, 0) & {PROCESS_MASK}"
         elif "globalPid" not in self.columns[table]:
             self.limitations.append("this version of nsys does not record a kernel's process; one process is assumed")
@@ -522,9 +526,14 @@ class _Reader:
 
     def _ranges(self) -> Ranges:
         """Return the ranges of the program, and the calls of MPI."""
-        found = [self._marked()] if NVTX in self.columns else []
-        found += [self._mpi_calls(table) for table in MPI if self._has(table)]
-        return joined(found) if found else NO_RANGES
+        marked, endless = self._marked() if NVTX in self.columns else (NO_RANGES, [])
+        calls = [self._mpi_calls(table) for table in MPI if self._has(table)]
+        ranges = joined([marked, *calls])
+        if not len(ranges) and not self._has(KERNELS) and not self._has(GRAPHS):
+            remedy = f"; {RECORD} while kernels run on the GPU"
+            never = f" that ends ({endless[0]!r} never ends); record until the step has ended" if endless else ""
+            raise ConfigError(f"{self.path} holds no kernel and no NVTX range{never or remedy}")
+        return ranges
 
     def _mpi_calls(self, table: str) -> Ranges:
         number, start, end, thread = self._read(table, "textId", "start", "end", "globalTid")
@@ -532,7 +541,8 @@ class _Reader:
         names = [self.names.get(each, f"MPI call {each}") for each in used.tolist()]
         return Ranges(Categorical(names, codes), _s(start), _s(end), thread).take(end != UNKNOWN)
 
-    def _marked(self) -> Ranges:
+    def _marked(self) -> tuple[Ranges, list[str]]:
+        """Return the ranges of NVTX, and the names of those without an end, which are left out."""
         text, text_id = (self._column(NVTX, name) for name in ("text", "textId"))
         ranges = f"eventType IN ({PUSH_POP}, {START_END})"
         start, end, thread = self._read(NVTX, "start", "end", "globalTid", where=ranges)
@@ -544,11 +554,7 @@ class _Reader:
         ended = end != UNKNOWN
         if endless := [name for name, ends in zip(named, ended.tolist(), strict=True) if not ends]:
             self.limitations.append(never_end(endless))
-        if not ended.any() and not self._has(KERNELS) and not self._has(GRAPHS):
-            remedy = f"; {RECORD} while kernels run on the GPU"
-            never = f" that ends ({endless[0]!r} never ends); record until the step has ended" if endless else ""
-            raise ConfigError(f"{self.path} holds no kernel and no NVTX range{never or remedy}")
-        return Ranges(named, _s(start), _s(end), thread).take(ended)
+        return Ranges(named, _s(start), _s(end), thread).take(ended), endless
 
     def _overheads(self) -> list[tuple[float, float]]:
         table = "PROFILER_OVERHEAD"

@@ -89,6 +89,33 @@ def test_calls_of_mpi_in_tables_of_their_own_are_ranges(change: Change) -> None:
     assert len(forward) == 3
 
 
+@pytest.mark.parametrize("nvtx", [f"DROP TABLE {N}", f"UPDATE {N} SET end = NULL"])
+def test_calls_of_mpi_alone_are_a_trace_of_the_host(nvtx: str, change: Change) -> None:
+    """A rank without CUDA, traced with --trace=mpi."""
+    table = nsys.MPI[1]
+    path = change(
+        "INSERT INTO StringIds VALUES (900002, 'MPI_Barrier')",
+        f"CREATE TABLE {table} AS SELECT start, end, globalTid, 900002 AS textId FROM {N} WHERE text = 'forward'",
+        *(f"DROP TABLE IF EXISTS {each}" for each in (K, R, *nsys.COPIES.values())),
+        nvtx,
+    )
+    trace = read(path)
+    assert len(trace.kernels) == 0
+    assert [*trace.ranges.name.in_order_of_use().values] == ["MPI_Barrier"]
+
+
+def test_export_without_kernels_counts_launches_of_graphs_and_adds_versions_of_a_call(change: Change) -> None:
+    path = change(
+        f"DELETE FROM {K}",
+        f"DELETE FROM {R} WHERE rowid NOT IN (SELECT rowid FROM {R} LIMIT 2)",
+        "INSERT INTO StringIds VALUES (900001, 'cudaGraphLaunch_v10000'), (900002, 'cudaGraphLaunch_v11000')",
+        f"UPDATE {R} SET start = 0, end = 1500, nameId = 900001 + (rowid = (SELECT max(rowid) FROM {R}))",
+    )
+    calls = r"2 launches \(time of the CUDA calls: 3.00 µs in cudaGraphLaunch\), so probably the GPU's profiling"
+    with pytest.raises(ConfigError, match=f"holds no kernel, although it holds {calls}"):
+        read(path)
+
+
 def test_gpu_names_follow_cuda_visible_devices(change: Change) -> None:
     """CUDA numbers the devices that it sees; nsys also numbers all of the machine."""
     another = (
