@@ -265,7 +265,7 @@ def _literal(value: ast.expr) -> Any:
 def provenance(name: str) -> dict[str, str] | None:
     """Return the name, path and SHA-256 of foreign code, for the record; None for a built-in.
 
-    The hash covers the file, and the files of its project that it imports.
+    The hash covers the file, and the files next to it and of its project that it imports.
     """
     if not is_foreign(name) or name.startswith(LIVE):
         return None

@@ -32,11 +32,12 @@ def import_folders(file: Path) -> list[Path]:
 
 
 def imported_files(file: Path) -> list[Path]:
-    """Return the files of the current folder and of the project that a file imports, and these import in turn.
+    """Return the files of its folder, its project and the current folder that a file imports, and these in turn.
 
-    Imports are read from the code, also those inside functions; nothing is imported. Installed packages are left out.
+    The current folder is last: it matters only for imports that the others lack. Imports are read from the code, also
+    those inside functions; nothing is imported. Installed packages are left out.
     """
-    folders = [Path.cwd(), *import_folders(file)]
+    folders = [file.absolute().parent, *import_folders(file), Path.cwd()]
     ours = {each.stem for folder in folders for each in folder.iterdir()} - {OURS}
     found, left = {file.resolve(): None}, [file]
     while left:
@@ -78,7 +79,8 @@ def _files_of(name: str, importer: Path, folders: Sequence[Path]) -> Iterator[Pa
         folders = [importer.resolve().parents[dots - 1]] if dots <= len(importer.resolve().parents) else []
     for folder in folders:
         tried = [folder.joinpath(*parts[:count]) for count in range(1, len(parts) + 1)]
-        files = [each for path in tried for each in (path / "__init__.py", path.with_suffix(".py"))]
+        ends = ("/__init__.py", ".py") if parts[0] else ("/__init__.py",)  # `from . import x` names no file of its own
+        files = [Path(f"{path}{end}") for path in tried for end in ends]
         if existing := [each for each in files if each.is_file()]:
             yield from (each.resolve() for each in existing)
             return

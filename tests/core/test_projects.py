@@ -77,6 +77,26 @@ def test_hash_of_code_covers_the_files_that_it_imports(project: Path) -> None:
     assert digest() not in (before, changed)
 
 
+def test_hash_covers_files_next_to_the_file_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file can put its own folder on sys.path."""
+    (folder := tmp_path / "code").mkdir()
+    (folder / "mine.py").write_text("from helper import f\n")
+    (folder / "helper.py").write_text("def f(): ...\n")
+    (tmp_path / "helper.py").write_text("def other(): ...\n")
+    for current in (tmp_path, folder):
+        monkeypatch.chdir(current)
+        assert projects.imported_files(folder / "mine.py") == [folder / "helper.py"]
+
+
+def test_relative_import_of_a_sibling_names_no_file_of_the_folder(tmp_path: Path) -> None:
+    (folder := tmp_path / "code").mkdir()
+    for file in (tmp_path / "code.py", folder / "helper.py"):
+        file.write_text("")
+    (folder / "mine.py").write_text("from . import helper\n")
+    assert projects.imported_files(folder / "mine.py") == [folder / "helper.py"]
+    assert [*projects._files_of(".", Path("/mine.py"), [])] == []
+
+
 def test_project_that_is_not_installed_has_the_command_as_remedy(project: Path) -> None:
     (project / "my_systems" / "__init__.py").write_text("import importlib.metadata as m\nm.version('my-systems')\n")
     with pytest.raises(
