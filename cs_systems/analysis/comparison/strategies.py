@@ -30,6 +30,10 @@ DISTURBED = (
     f"an efficiency over {MOST_EFFICIENT:.0%} is not shown, nor the time beyond that baseline: other programs probably "
     "disturbed the baseline; measure again with --fresh"
 )
+TRACE_DISTURBED = (
+    "cells whose traced step is shorter than the baseline's are not shown: other programs, or the profiler, probably "
+    "delayed the baseline; record again with --fresh"
+)
 STAGES = ("built", "forward", "backward", "optimizer")
 
 
@@ -248,8 +252,14 @@ def _traced(record: RunRecord, group: Sequence[RunRecord]) -> list[RankOverlapRo
 
 def disturbance(group: Sequence[RunRecord]) -> list[str]:
     """Return the note on values that are left out because the baseline was disturbed."""
-    found = any(is_disturbed(record, group) or is_trace_disturbed(record, group) for record in clean(group))
-    return [DISTURBED] if found else []
+    return [DISTURBED] if any(is_disturbed(record, group) for record in clean(group)) else []
+
+
+def left_out(name: str, group: Sequence[RunRecord]) -> list[str]:
+    """Return the note on what the table of this name leaves out, because a baseline was disturbed."""
+    if name == differences.name:
+        return [TRACE_DISTURBED] if any(is_trace_disturbed(record, group) for record in on_ranks(group)) else []
+    return disturbance(group) if name == steps.name else []
 
 
 def _after_backward_s(record: RunRecord) -> float | None:

@@ -302,7 +302,8 @@ def test_traced_step_shorter_than_its_traced_baseline_has_no_causes(alone_s: flo
         for which, step_s in traced_s.items()
     ]
     assert len(strategies.differences(group)) == shown
-    assert strategies.disturbance(group) == ([] if shown else [strategies.DISTURBED])
+    assert strategies.left_out("differences", group) == ([] if shown else [strategies.TRACE_DISTURBED])
+    assert strategies.left_out("steps", group) == []
 
 
 def test_exposed_and_hidden_shares_are_of_the_traced_step_and_add_up_to_its_communication() -> None:
