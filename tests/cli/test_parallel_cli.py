@@ -125,7 +125,7 @@ def test_tables_have_captions_and_notes(run: Any) -> None:
     )
     for caption in (*captions, "memory of a rank after each stage of its first step"):
         assert caption in output
-    assert re.search(r"^single +[\d.,]+ +.* 100.0%", output, re.MULTILINE)
+    assert re.search(r"^single +[\d.,]+ ", output, re.MULTILINE)
     assert len(re.findall(r"^zero1_flat 0.1 MB ", output, re.MULTILINE)) == 8
     assert "on a CPU, communication inside a phase counts as hidden" in output
 

@@ -48,8 +48,8 @@ class Made:
     def call(self, name: str, start_s: float, end_s: float) -> None:
         self.calls.append(Call(name, start_s, end_s, MAIN))
 
-    def copy(self, name: str, start_s: float, end_s: float) -> None:
-        self.copies.append(Copy("memcpy", start_s, end_s, 0, 7, 1, None, name))
+    def copy(self, name: str, start_s: float, end_s: float, size: int | None = 1) -> None:
+        self.copies.append(Copy("memcpy", start_s, end_s, 0, 7, size, None, name))
 
     def range(self, name: str, start_s: float, end_s: float) -> None:
         self.ranges.append(Range(name, start_s, end_s, MAIN))

@@ -324,8 +324,13 @@ def updated(
     kernel: str = PRODUCT,
     order: Sequence[str] = ("DtoH", "HtoD"),
     tail_s: float = 1.0,
+    rate: float | None = 2.0**20,
+    size_bytes: int | None = 1,
 ) -> OffloadRow | None:
-    """Return the updates of two steps with two gaps of which each has a copy to the host and one to the device."""
+    """Return the updates of two steps with two gaps of which each has a copy to the host and one to the device.
+
+    rate: bytes per second of the copies; None for copies of size_bytes.
+    """
     made, now = Made(), 0.0
     lasts = dict(zip(("DtoH", "HtoD"), (down_s, up_s), strict=True))
     for _ in range(2):
@@ -337,7 +342,8 @@ def updated(
                 now += work_s / 2
             for number, direction in enumerate(order):
                 at = now + (gap_s / 8 if number == 0 else gap_s / 2)
-                made.copy(f"{direction} pageable", at, at + lasts[direction])
+                size = int(lasts[direction] * rate) if rate else size_bytes
+                made.copy(f"{direction} pageable", at, at + lasts[direction], size)
             if range_s is not None:
                 made.range("Optimizer.step#SGD.step", now, now + range_s)
             now += gap_s
@@ -359,8 +365,10 @@ SHORT = {"gap_s": 2.0**-9, "down_s": 2.0**-12, "up_s": 2.0**-12, "work_s": 2.0**
         ({"kernel": "multi_tensor_apply_kernel<FusedAdamMathFunctor>"}, None),
         ({"kernel": "multi_tensor_apply_kernel<FusedAdamMathFunctor>", "range_s": 2.0}, 8.0),  # half of the gap
         ({"range_s": 1.99}, None),
-        ({"up_s": 1.0}, 8.0),  # four times as long
+        ({"up_s": 1.0}, 8.0),  # four times the bytes
         ({"up_s": 1.01}, None),
+        ({"up_s": 1.01, "rate": None}, 8.0),  # equal bytes
+        ({"up_s": 1.01, "rate": None, "size_bytes": None}, None),  # unknown bytes
         ({"down_s": 0.125, "up_s": 0.5}, 8.0),
         ({"gap_s": 2.0**-9, "down_s": 2.0**-12, "up_s": 2.0**-12, "work_s": 2.0**-7}, None),  # steps of 1 s, no copies
         (SHORT, 2.0**-8),
@@ -372,7 +380,7 @@ def test_update_on_the_cpu_is_a_gap_with_copies_in_both_directions(known: dict[s
     assert (found and found["time_s"]) == time_s
     if found:
         copied = found["to_host_s"], found["to_device_s"]
-        assert copied == (2 * known.get("down_s", 0.25), 2 * known.get("up_s", 0.25))
+        assert copied == pytest.approx((2 * known.get("down_s", 0.25), 2 * known.get("up_s", 0.25)))
 
 
 def test_update_on_the_cpu_goes_on_after_the_end_of_its_step() -> None:
