@@ -357,10 +357,11 @@ def _sections(records: Sequence[RunRecord]) -> list[Section]:
 
 
 def _notes_of(key: str, rows: Sequence[Row], group: Sequence[RunRecord]) -> list[str]:
-    """Return notes on `allocated`, and on what is left out because N ranks cannot do more than N times the work."""
-    from cs_systems.analysis.comparison.strategies import left_out
+    """Return notes on `allocated`, and on an efficiency over 100%: N ranks cannot do more than N times the work."""
+    from cs_systems.analysis.comparison.strategies import disturbance
 
-    return left_out(key, group) + [ALLOCATED] * any(row.get("component") == "allocated" for row in rows)
+    notes = disturbance(group) if key == "steps" else []
+    return notes + [ALLOCATED] * any(row.get("component") == "allocated" for row in rows)
 
 
 def _of_a_cpu(records: Sequence[RunRecord]) -> list[str]:

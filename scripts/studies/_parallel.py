@@ -56,7 +56,7 @@ def tables(
         for caption, rows_of in asked:
             rows = rows_of(group)
             known = [name for name in rows[0] if any(row[name] not in (None, "") for row in rows)] if rows else []
-            notes = parallel.left_out(getattr(rows_of, "name", ""), group)
+            notes = parallel.disturbance(group) if rows_of is parallel.steps else []
             shown = [{name: _share(name, row[name]) for name in known} for row in rows]
             made += row_table(shown, f"{title}: {caption}", format, notes)
     return made

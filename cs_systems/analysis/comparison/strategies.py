@@ -30,10 +30,6 @@ DISTURBED = (
     f"an efficiency over {MOST_EFFICIENT:.0%} is not shown, nor the time beyond that baseline: other programs probably "
     "disturbed the baseline; measure again with --fresh"
 )
-TRACE_DISTURBED = (
-    "cells whose traced step is shorter than the baseline's are not shown: other programs, or the profiler, probably "
-    "delayed the baseline; record again with --fresh"
-)
 STAGES = ("built", "forward", "backward", "optimizer")
 
 
@@ -224,12 +220,8 @@ def _tokens(record: RunRecord) -> int | None:
 
 def _efficiency(record: RunRecord, group: Sequence[RunRecord]) -> float | None:
     step_s, alone_s = _step_s(record), _step_s(baseline(group, record.repeat))
-    return _share(record) * alone_s / step_s if alone_s and step_s else None
-
-
-def _share(record: RunRecord) -> float:
-    """Return the share of the ranks that work on different data."""
-    return data_ranks(record.config) / record.run_config.world_size
+    share = data_ranks(record.config) / record.run_config.world_size
+    return share * alone_s / step_s if alone_s and step_s else None
 
 
 def is_disturbed(record: RunRecord, group: Sequence[RunRecord]) -> bool:
@@ -237,29 +229,9 @@ def is_disturbed(record: RunRecord, group: Sequence[RunRecord]) -> bool:
     return (_efficiency(record, group) or 0.0) > MOST_EFFICIENT
 
 
-def is_trace_disturbed(record: RunRecord, group: Sequence[RunRecord]) -> bool:
-    """Return whether the traced step of a cell is so short that its traced baseline must have been disturbed."""
-    seen, alone_seen = _traced(record, group)
-    if seen is None or alone_seen is None:
-        return False
-    return _share(record) * alone_seen["step_s"] > MOST_EFFICIENT * seen["step_s"]
-
-
-def _traced(record: RunRecord, group: Sequence[RunRecord]) -> list[RankOverlapRow | None]:
-    """Return the traced steps of a cell and of its baseline."""
-    return [straggler(each and seen_by("overlap", each, group)) for each in (record, baseline(group, record.repeat))]
-
-
 def disturbance(group: Sequence[RunRecord]) -> list[str]:
     """Return the note on values that are left out because the baseline was disturbed."""
     return [DISTURBED] if any(is_disturbed(record, group) for record in clean(group)) else []
-
-
-def left_out(name: str, group: Sequence[RunRecord]) -> list[str]:
-    """Return the note on what the table of this name leaves out, because a baseline was disturbed."""
-    if name == differences.name:
-        return [TRACE_DISTURBED] if any(is_trace_disturbed(record, group) for record in on_ranks(group)) else []
-    return disturbance(group) if name == steps.name else []
 
 
 def _after_backward_s(record: RunRecord) -> float | None:
@@ -374,14 +346,14 @@ def straggler(record: RunRecord | None) -> RankOverlapRow | None:
 def differences(group: Sequence[RunRecord]) -> list[DifferenceRow]:
     """Return the reasons why a step on ranks is longer than the baseline's, of cells with traces of both.
 
-    A cell with a disturbed baseline has none, be it the timed or the traced one.
+    A cell with a disturbed baseline has none.
     """
     rows: list[DifferenceRow] = []
     for record in on_ranks(group):
-        step_s, alone_s = _step_s(record), _step_s(baseline(group, record.repeat))
-        seen, alone_seen = _traced(record, group)
-        is_calm = not (is_disturbed(record, group) or is_trace_disturbed(record, group))
-        if step_s and alone_s and seen and alone_seen and is_calm:
+        alone = baseline(group, record.repeat)
+        step_s, alone_s = _step_s(record), _step_s(alone)
+        seen, alone_seen = (straggler(r and seen_by("overlap", r, group)) for r in (record, alone))
+        if step_s and alone_s and seen and alone_seen and not is_disturbed(record, group):
             rows.append({**_identity(record, group), **reconcile(seen, alone_seen, step_s, alone_s)})
     return rows
 

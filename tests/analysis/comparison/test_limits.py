@@ -293,19 +293,6 @@ def test_cell_faster_than_its_baseline_has_no_extra_time(alone_s: float, shown: 
     assert strategies.disturbance(group) == ([] if shown else [strategies.DISTURBED])
 
 
-@pytest.mark.parametrize(("alone_s", "shown"), [(2.1, True), (2.11, False)])
-def test_traced_step_shorter_than_its_traced_baseline_has_no_causes(alone_s: float, shown: bool) -> None:
-    traced_s = {("single", 1): alone_s, ("ddp_flat", 2): 2.0}
-    group = [cell(*which, 2.0) for which in traced_s]
-    group += [
-        cell(*which, step_s, profiler="overlap", overlap=[overlap_row(0, step_s, 1.8, 0.0, 0.2, 0.0)])
-        for which, step_s in traced_s.items()
-    ]
-    assert len(strategies.differences(group)) == shown
-    assert strategies.left_out("differences", group) == ([] if shown else [strategies.TRACE_DISTURBED])
-    assert strategies.left_out("steps", group) == []
-
-
 def test_exposed_and_hidden_shares_are_of_the_traced_step_and_add_up_to_its_communication() -> None:
     traced = [overlap_row(0, 3.1, 2.2, 0.5, 0.4, 0.75), overlap_row(1, 4.0, 2.3, 0.6, 0.4, 0.25)]
     group = [cell("ddp_flat", 2, 0.5), cell("ddp_flat", 2, 0.5, profiler="overlap", overlap=traced)]
