@@ -64,4 +64,5 @@ def patch(**options: Any) -> Edit:
 
 
 def class_names(source: str) -> Collection[str]:
+    """Return the dotted names by which a source reaches the class."""
     return {CLASS}.union(*(names_of(source, module, CLASS) for module in MODULES))

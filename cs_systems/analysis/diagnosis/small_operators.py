@@ -11,6 +11,7 @@ from cs_systems.analysis.diagnosis.own_python import called_at
 from cs_systems.analysis.diagnosis.python_in_forward import places, work_of
 from cs_systems.config import Phase
 from cs_systems.core.units import human
+from cs_systems.record import Measurement
 
 FEWEST = 300  # operators of a forward pass; a loop over samples or time steps has more
 MOST_ARITHMETIC = 0.25  # share of the time of forward and backward, in the fastest step
@@ -37,7 +38,7 @@ def _of_graph(evidence: Evidence) -> Diagnosis | None:
     step_s, measurement = evidence.step_s, evidence.measurement
     if row is None or step_s is None or measurement is None or not measurement.timed or row["operators"] < FEWEST:
         return None
-    least_s = min(sum(sample.phases_s.get(phase, 0.0) for phase in PHASES) for sample in measurement.timed)
+    least_s = _least_s(measurement, *PHASES)
     arithmetic_s = PASSES * row["arithmetic_s"]
     lasted_s = min(step_s, evidence.phases_s(*PHASES))
     if arithmetic_s > MOST_ARITHMETIC * least_s or lasted_s < NOTABLE * step_s:
@@ -79,9 +80,13 @@ def _counted(evidence: Evidence) -> str | None:
     row, measurement = FORWARD_OPERATORS.first(evidence.tables), evidence.measurement
     if row is None or measurement is None or not measurement.timed or row["operators"] < FEWEST:
         return None
-    phases = (Phase.FORWARD, Phase.LOSS)
-    least_s = min(sum(sample.phases_s.get(phase, 0.0) for phase in phases) for sample in measurement.timed)
+    least_s = _least_s(measurement, Phase.FORWARD, Phase.LOSS)
     return row.get("function") if least_s <= SMALL_S * row["operators"] else None
+
+
+def _least_s(measurement: Measurement, *phases: Phase) -> float:
+    """Return the time of these phases in the step in which they are shortest."""
+    return min(sum(sample.phases_s.get(phase, 0.0) for phase in phases) for sample in measurement.timed)
 
 
 def _is_short(rows: Sequence[InnerLineRow], least_s: float, is_counted: bool) -> bool:
