@@ -38,6 +38,8 @@ def _of_graph(evidence: Evidence) -> Diagnosis | None:
     step_s, measurement = evidence.step_s, evidence.measurement
     if row is None or step_s is None or measurement is None or not measurement.timed or row["operators"] < FEWEST:
         return None
+    if row.get("has_recurrent"):
+        return None
     least_s = _least_s(measurement, *PHASES)
     arithmetic_s = PASSES * row["arithmetic_s"]
     lasted_s = min(step_s, evidence.phases_s(*PHASES))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -18,36 +18,42 @@ _NO_OPERATORS = ("AccumulateGrad", "ViewBackward", "TBackward", "squeezeBackward
 
 
 class GraphSize(NamedTuple):
-    """Operators of a forward pass, and an upper bound in s of their arithmetic."""
+    """Operators of a forward pass, and an upper bound in s of their arithmetic.
+
+    Those of recurrent modules of torch are left out: they are one operator for the program, with many nodes.
+    has_recurrent: there are such modules, so that the operators are not the whole pass.
+    """
 
     operators: int
     arithmetic_s: float
+    has_recurrent: bool = False
 
 
 def graph_size(roots: Any, models: Iterable[nn.Module]) -> GraphSize | None:
-    """Return the size of the graph below the roots of a backward pass, without running it.
-
-    None for models with a recurrent module of torch, which is one operator with many nodes, and for too large graphs.
-    """
+    """Return the size of the graph below the roots of a backward pass, without running it; None if it is too large."""
     modules = [module for model in models for module in model.modules()]
-    if any(isinstance(module, nn.RNNBase) for module in modules):
-        return None
+    recurrent = {id(p) for module in modules if isinstance(module, nn.RNNBase) for p in module.parameters()}
     inner = max((math.prod(p.shape[1:]) for module in modules for p in module.parameters(recurse=False)), default=1)
     waiting = _first_nodes(roots)
     seen = {*waiting}
-    operators, arithmetic_s = 0, 0.0
     while waiting:
         node = waiting.pop()
-        if _is_operator(node):
-            operators += 1
-            arithmetic_s += _arithmetic_s(node, inner)
         for below, _ in node.next_functions:
             if below is not None and below not in seen:
                 seen.add(below)
                 waiting.append(below)
         if len(seen) > MOST_NODES:
             return None
-    return GraphSize(operators, arithmetic_s)
+    left_out = _between(seen, recurrent)
+    nodes = [node for node in seen if _is_operator(node) and node._sequence_nr() not in left_out]
+    return GraphSize(len(nodes), sum(_arithmetic_s(node, inner) for node in nodes), bool(recurrent))
+
+
+def _between(nodes: Iterable[Any], parameters: Collection[int]) -> range:
+    """Return the numbers of the nodes from the first to the last that uses one of these parameters, by their `id`."""
+    uses = [node for node in nodes for each, _ in node.next_functions if id(getattr(each, "variable", 0)) in parameters]
+    numbers = [node._sequence_nr() for node in uses]
+    return range(min(numbers), max(numbers) + 1) if numbers else range(0)
 
 
 def _first_nodes(roots: Any) -> list[Any]:

@@ -228,7 +228,8 @@ class Watch(Observer):
         self._broadcast = largest_broadcast(roots) or self._broadcast
         size = graph_size(roots, self._models())
         if size is not None and (before := self._operators) is not None:
-            size = GraphSize(before.operators + size.operators, before.arithmetic_s + size.arithmetic_s)
+            sums = before.operators + size.operators, before.arithmetic_s + size.arithmetic_s
+            size = GraphSize(*sums, size.has_recurrent)
         self._operators = size
 
     def look_at_call(self, call: ModelCall) -> None:

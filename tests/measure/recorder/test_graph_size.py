@@ -33,10 +33,17 @@ def test_graph_is_neither_run_nor_freed() -> None:
     assert weight.grad.tolist() == [2.0, 2.0, 2.0]
 
 
-def test_recurrent_module_of_torch_has_no_size() -> None:
-    """It is one operator for the program, and a node per time step for autograd."""
-    model = nn.LSTM(4, 4)
-    assert graph_size(model(torch.ones(9, 1, 4))[0].sum(), [model]) is None
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_nodes_of_a_recurrent_module_are_left_out(kind: type[nn.RNNBase]) -> None:
+    """It is one operator for the program, and often a few nodes per time step for autograd."""
+    model = nn.Sequential(nn.Linear(4, 4), kind(4, 4))
+    states = model(torch.ones(60, 1, 4))[0]
+    for _ in range(20):
+        states = states.tanh()
+    found = graph_size(states.sum(), [model])
+    assert found is not None
+    assert found.has_recurrent
+    assert 22 <= found.operators < 40, "the product, the tanh and the sum, with the module's last few nodes"
 
 
 def test_cost_is_that_of_the_owners_below_an_operator() -> None:
