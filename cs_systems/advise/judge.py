@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
@@ -17,9 +17,11 @@ from cs_systems.record import RunRecord
 
 LEAST_GAIN = statistics.MINIMUM_EFFECT
 UNEVEN = 0.1  # share of a loop's time that steps of another kind take beyond a usual step
+PLAIN = 2.0  # ratio of two processes; those of one program have differed by 1.5 times on a busy host
 MOST_PAIRS = 3  # most pairs of processes; without a clear difference after these, there is no gain
 # The error of 5% is divided among the looks after each pair, so that the interval is valid at whichever pair a trial
-# ends. The test of core/sequential.py assumes less, but takes at least 8 pairs, too many for a search of minutes.
+# ends. The test of core/sequential.py assumes less, but takes at least 8 pairs, too many for a search of minutes. The
+# few processes of a cell hardly show how much they vary, so that the processes of all cells show it together.
 CONFIDENCE = 1 - (1 - statistics.CONFIDENCE) / MOST_PAIRS
 
 
@@ -27,51 +29,64 @@ class Judgement(NamedTuple):
     """Ratio of the candidate to the best cell, below 1 for a gain, with its interval.
 
     is_gain: None while neither a gain nor its absence is certain.
+    is_sure: processes have shown how much they vary, or do not vary as much; else this is assumed, as for a quiet GPU.
     """
 
     is_gain: bool | None
     ratio: float
     low: float | None
     high: float | None
+    is_sure: bool = True
 
 
-def judge_time(best: Sequence[RunRecord], candidate: Sequence[RunRecord], times: float = 1.0) -> Judgement:
-    """Compare the steps of fresh processes, given one record each; `times`: the candidate's batch over the best's.
+Records = Sequence[RunRecord]
+
+
+def judge_time(best: Records, candidate: Records, times: float = 1.0, others: Iterable[Records] = ()) -> Judgement:
+    """Compare the steps of fresh processes, given one record each.
 
     Where some steps do more, such as an evaluation, compare the mean step: the others hide what these steps gain.
+
+    Args:
+        best: records of the best cell.
+        candidate: records of the candidate.
+        times: the candidate's batch over the best's.
+        others: records of other cells, by cell; they also show how much processes vary here.
     """
     if is_uneven(best[0]) or is_uneven(candidate[0]):
-        return _judge_numbers(mean_s, best, candidate, times)
+        return _judge_numbers(mean_s, best, candidate, times, others)
     scaled = [[[step / times for step in steps] for steps in rounds] for rounds in processes(candidate, "step")]
-    found = statistics.ratio_interval(processes(best, "step"), scaled, CONFIDENCE)
-    if found.verdict == "faster":
-        return Judgement(True, found.ratio, found.low, found.high)
+    varied = [processes(records, "step") for records in others]
+    found = statistics.ratio_interval(processes(best, "step"), scaled, CONFIDENCE, varied)
     excludes = found.low is not None and found.low > 1 / (1 + LEAST_GAIN)
-    return Judgement(False if excludes else None, found.ratio, found.low, found.high)
+    is_gain = True if found.verdict == "faster" else False if excludes else None
+    is_sure = found.unseen is None or max(found.ratio, 1 / found.ratio) >= PLAIN
+    return Judgement(is_gain, found.ratio, found.low, found.high, is_sure)
 
 
-def judge_memory(best: Sequence[RunRecord], candidate: Sequence[RunRecord], times: float = 1.0) -> Judgement:
+def judge_memory(best: Records, candidate: Records, times: float = 1.0, others: Iterable[Records] = ()) -> Judgement:
     """Compare the peaks, which equal processes repeat to the byte."""
     before, after = (max(peak_bytes(record) or 0 for record in records) for records in (best, candidate))
     ratio = after / before if before else 1.0
     return Judgement(ratio < 1 - LEAST_GAIN, ratio, ratio, ratio)
 
 
-def judge_energy(best: Sequence[RunRecord], candidate: Sequence[RunRecord], times: float = 1.0) -> Judgement:
+def judge_energy(best: Records, candidate: Records, times: float = 1.0, others: Iterable[Records] = ()) -> Judgement:
     """Compare the energy of a step."""
-    return _judge_numbers(step_j, best, candidate, times)
+    return _judge_numbers(step_j, best, candidate, times, others)
 
 
 def _judge_numbers(
     value: Callable[[RunRecord], float | None],
-    best: Sequence[RunRecord],
-    candidate: Sequence[RunRecord],
+    best: Records,
+    candidate: Records,
     times: float,
+    others: Iterable[Records],
 ) -> Judgement:
-    """Compare one number per process; one process per side shows no noise and decides nothing."""
-    then, now = ([[[value(record) or 0.0]] for record in records] for records in (best, candidate))
+    """Compare one number per process; one process per side shows no noise and decides nothing, unless others show it."""
+    then, now, *varied = ([[[value(record) or 0.0]] for record in records] for records in (best, candidate, *others))
     scaled = [[[number / times for number in steps] for steps in rounds] for rounds in now]
-    found = statistics.ratio_interval(then, scaled, CONFIDENCE)
+    found = statistics.ratio_interval(then, scaled, CONFIDENCE, varied)
     return Judgement(True if found.verdict == "faster" else None, found.ratio, found.low, found.high)
 
 
@@ -132,7 +147,7 @@ class Goal:
 
     value: Callable[[RunRecord, RunRecord], float | None]
     column: str
-    judge: Callable[[Sequence[RunRecord], Sequence[RunRecord], float], Judgement]
+    judge: Callable[[Records, Records, float, Iterable[Records]], Judgement]
     word: str
     missing: str
 

@@ -211,7 +211,7 @@ class Search:
             if isinstance(answer, str):
                 return "failed", answer, None, UNCHECKED
             found = answer
-            if found.is_gain is not None or self._is_hopeless(found):
+            if (found.is_gain is not None and (found.is_sure or self._is_steady)) or self._is_hopeless(found):
                 break
         assert found is not None
         if not found.is_gain:
@@ -227,9 +227,13 @@ class Search:
 
         On a GPU, launches hide it at most, and such an option is tried again under a CUDA graph.
         """
-        is_steady = self.situation.on_gpu and isinstance(self.best, RunConfig)
-        excludes = found.low is not None and found.low > 1 / (1 + LARGE_GAIN)
-        return found.ratio > 1 - LEAST_GAIN and (is_steady or excludes)
+        excludes = found.low is not None and found.low > 1 / (1 + LARGE_GAIN) and found.is_sure
+        return found.ratio > 1 - LEAST_GAIN and (self._is_steady or excludes)
+
+    @property
+    def _is_steady(self) -> bool:
+        """Whether processes hardly vary: those of the model on a GPU, unlike a script's, which works on the host."""
+        return self.situation.on_gpu and isinstance(self.best, RunConfig)
 
     def _known(self) -> list[RunRecord]:
         """Return the records of the best cell that need not be measured again for the first pair of a trial.
@@ -263,7 +267,8 @@ class Search:
             if (peak := peak_bytes(records[-1])) and (limit := self.situation.memory_bytes) and peak > limit:
                 yield f"its peak is {human(peak, 'bytes')}, more than {human(limit, 'bytes')}"
                 return
-            yield GOALS[self.situation.goal].judge(of_base, records, times)
+            others = [found for one, found in self._records.items() if one not in (base, cell)]
+            yield GOALS[self.situation.goal].judge(of_base, records, times, others)
 
     def _prove(self) -> None:
         """Measure the start and the best cell again, in alternating processes."""
@@ -282,7 +287,8 @@ class Search:
             whole = found
             pair_s = (self.bench.spent_s() - began_s) / pair
             is_close = found.low is not None and found.high is not None and found.high / found.low < CLOSE_ENDS
-            if (is_close and found.is_gain is not None) or self.bench.left_s() < pair_s:
+            is_sure = found.is_gain is not None and (found.is_sure or self._is_steady)
+            if (is_close and is_sure) or self.bench.left_s() < pair_s:
                 break
         return whole
 

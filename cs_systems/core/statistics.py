@@ -228,6 +228,7 @@ def ratio_interval(
     a_groups: Sequence[Rounds],
     b_groups: Sequence[Rounds],
     confidence: float = CONFIDENCE,
+    others: Iterable[Sequence[Rounds]] = (),
 ) -> Comparison:
     """Return the ratio of B's duration to A's, with its interval and verdict.
 
@@ -235,20 +236,23 @@ def ratio_interval(
     (1947), with the variance of a process from the trimmed log medians of its rounds (Yuen 1974). A side's variance
     between processes is a weighted mean of two estimates: the variance of its n processes (n − 1 degrees of freedom),
     and an assumed variance that counts as one more. The assumed variance is `BETWEEN_PROCESSES_SD` squared, or
-    more if the rounds suggest it, plus the variance of the rounds. With one process it is the only estimate.
+    more if the rounds suggest it, plus the variance of the rounds. With one process it is the only estimate, unless
+    `others` show more: their variance between processes joins that of both sides, half of its degrees of freedom each.
 
     Args:
         a_groups: durations of A, by process and round.
         b_groups: durations of B, by process and round.
         confidence: level of the interval.
+        others: durations of other programs on the same machine, whose processes vary as those of A and B do.
 
     Raises:
         ConfigError: a duration is not above 0.
     """
-    a, b = (_estimate(groups) for groups in (a_groups, b_groups))
+    shown = pooled(others)
+    a, b = (_estimate(groups, shown._replace(dof=shown.dof / 2)) for groups in (a_groups, b_groups))
     centers = median(a_groups), median(b_groups)
     ratio, unseen, noise = centers[1] / centers[0], None, _noise([*a_groups, *b_groups])
-    if min(len(a_groups), len(b_groups)) > 1:
+    if shown.dof or min(len(a_groups), len(b_groups)) > 1:
         noise = f"processes and {noise}"
     else:
         unseen = (
@@ -278,6 +282,24 @@ def median(groups: Iterable[Rounds]) -> float:
     return statistics.median(sample for rounds in groups for samples in rounds for sample in samples)
 
 
+class Pooled(NamedTuple):
+    """Variance of the log medians of processes, about the mean of their program, with its degrees of freedom."""
+
+    variance: float
+    dof: float
+
+
+def pooled(programs: Iterable[Sequence[Rounds]]) -> Pooled:
+    """Return the common variance between the processes of programs (analysis of variance, Fisher 1925)."""
+    squares = dof = 0.0
+    for groups in programs:
+        if len(groups) > 1:
+            logs = [math.log(median([rounds])) for rounds in groups]
+            squares += statistics.variance(logs) * (len(logs) - 1)
+            dof += len(logs) - 1
+    return Pooled(squares / dof if dof else 0.0, dof)
+
+
 class _Estimate(NamedTuple):
     """Variance of the log median of one side, with its degrees of freedom (0: unknown)."""
 
@@ -286,31 +308,35 @@ class _Estimate(NamedTuple):
     between_sd: float  # assumed standard deviation between processes
 
 
-def _estimate(groups: Sequence[Rounds]) -> _Estimate:
+def _estimate(groups: Sequence[Rounds], others: Pooled) -> _Estimate:
+    """Estimate one side; others: the variance between processes of other programs."""
     between_sd = BETWEEN_PROCESSES_SD
-    centers, within, within_dof = [], [], 0
+    within, within_dof = [], 0
     round_variances = []
     for rounds in groups:
         logs = _logs([statistics.median(block) for block in _blocks(rounds)])
-        centers.append(math.log(median([rounds])))
         if len(logs) > 1:
             variance, dof = _variance(logs)
             within.append(variance)
             within_dof += dof
             round_variances.append(variance * (dof + 1))
-    n = len(centers)
+    n = len(groups)
     if round_variances and (rounds_sd := math.sqrt(statistics.fmean(round_variances))) > RESTLESS_SD:
         between_sd = max(between_sd, RESTLESS * rounds_sd)
     assumed = between_sd**2 + (noise := statistics.fmean(within) if within else 0.0)
-    if n == 1:  # between_sd counts as known, so only the noise is uncertain (Satterthwaite 1946)
+    own = pooled([groups])
+    if own.dof + others.dof == 0:  # between_sd counts as known, so only the noise is uncertain (Satterthwaite 1946)
         noise_dof = within_dof * (assumed / noise) ** 2 if noise else math.inf
         return _Estimate(assumed, noise_dof if within else 0, between_sd)
-    shown = statistics.variance(centers)
     # variance of the median of n normal values, relative to the variance of one value
-    of_median = math.pi / (2 * n + math.pi - 2)
+    of_median = math.pi / (2 * n + math.pi - 2) if n > 1 else 1.0
+    if own.dof and own.variance > CONTRADICTION * max(assumed, others.variance):
+        return _Estimate(of_median * own.variance, own.dof, between_sd)
+    dof = own.dof + others.dof
+    shown = (own.dof * own.variance + others.dof * others.variance) / dof
     if shown > CONTRADICTION * assumed:
-        return _Estimate(of_median * shown, n - 1, between_sd)
-    return _Estimate(of_median * (assumed + (n - 1) * shown) / n, n, between_sd)
+        return _Estimate(of_median * shown, dof, between_sd)
+    return _Estimate(of_median * (assumed + dof * shown) / (dof + 1), dof + 1, between_sd)
 
 
 def _variance(values: Sequence[float]) -> tuple[float, int]:

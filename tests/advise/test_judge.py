@@ -35,6 +35,15 @@ def test_loop_with_an_evaluation_is_judged_by_its_mean_step() -> None:
     assert judge_time(before[:1], after[:1]).is_gain is None  # one number a process shows no noise
 
 
+@pytest.mark.parametrize(("faster", "is_sure"), [(1.3, False), (2.5, True)])
+def test_one_process_a_side_is_sure_of_large_differences_alone(faster: float, is_sure: bool) -> None:
+    before, after = [process(USUAL_S)], [process(USUAL_S, 1 / faster - 1)]
+    assert judge_time(before, after)[::4] == (True, is_sure)
+    others = [[process(USUAL_S), process(USUAL_S, 0.0001)]]
+    assert judge_time(before, after, 1.0, others).is_sure, "the others show how much processes vary"
+    assert judge_time(before * 2, after * 2).is_sure
+
+
 @pytest.mark.parametrize("unlike", [{"place": None}, {"rows": False}])
 def test_slow_steps_of_unknown_cause_do_not_count(unlike: Any) -> None:
     record = process(0.090, **unlike)

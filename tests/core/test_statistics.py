@@ -330,3 +330,30 @@ def test_importing_the_module_does_not_import_numpy() -> None:
     code = "import sys, cs_systems.core.statistics; print({'numpy'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize("between", [0.01, 0.1])
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_other_programs_show_how_much_processes_vary(processes: int, between: float) -> None:
+    """They keep false differences rare where one process a side hides the variance, and intervals narrow with few."""
+    rng, others_seen, alone = random.Random(5), list[stats.Comparison](), list[stats.Comparison]()
+    for _ in range(150):
+        others = [[process(rng, scale, between) for _ in range(3)] for scale in (1, 2, 4)]
+        a, b = ([process(rng, 1.0, between) for _ in range(processes)] for _ in "ab")
+        others_seen.append(stats.ratio_interval(a, b, others=others))
+        alone.append(stats.ratio_interval(a, b))
+    assert [found.verdict for found in others_seen].count("no difference") >= 0.92 * 150
+    assert others_seen[0].unseen is None
+    if processes > 1:
+        width, width_alone = (
+            sorted(math.log(one.high / one.low) for one in found if one.low and one.high)[75]
+            for found in (others_seen, alone)
+        )
+        assert width < 0.95 * width_alone
+
+
+def test_programs_with_one_process_show_no_variance_between_processes() -> None:
+    assert stats.pooled([[[[1.0, 1.0]]], [[[2.0, 2.0]]]]).dof == 0
+    shown = stats.pooled([[[[1.0]], [[1.1]]], [[[20.0]], [[22.0]], [[22.0]]]])
+    assert shown.dof == 3
+    assert shown.variance == pytest.approx(math.log(1.1) ** 2 * (1 / 2 + 2 / 3) / 3)
