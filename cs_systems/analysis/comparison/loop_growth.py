@@ -19,7 +19,7 @@ LEAST_RISE = 0.3  # least rise between two parts, as a share of the mean rise; a
 
 
 class Growth(NamedTuple):
-    """Quantity at the first and last reading, and its growth by step."""
+    """Quantity at the first and last reading, by a line through the first and last readings, and its growth by step."""
 
     steps: int
     first: float
@@ -75,12 +75,20 @@ def _steady(points: Sequence[tuple[int, float]]) -> Growth | None:
     if slopes[1] < LEAST_SLOPE * slopes[0] or slopes[1] <= 0:
         return None
     count = len(points) // PARTS
-    begin, end = points[:count], points[-count:]
-    steps = points[-1][0] - points[0][0]
-    per_step = (median(v for _, v in end) - median(v for _, v in begin)) / (
-        median(n for n, _ in end) - median(n for n, _ in begin)
+    (begin, early), (end, late) = _middle(points[:count]), _middle(points[-count:])
+    per_step = (late - early) / (end - begin)
+    values, (first, last) = [value for _, value in points], (points[0][0], points[-1][0])
+    return Growth(
+        last - first,
+        max(min(values), early - per_step * (begin - first)),
+        min(max(values), late + per_step * (last - end)),
+        per_step,
     )
-    return Growth(steps, points[0][1], points[-1][1], per_step)
+
+
+def _middle(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """Return the median step and the median quantity of some readings."""
+    return median(n for n, _ in points), median(value for _, value in points)
 
 
 def _parts(readings: Sequence[tuple[int, float]]) -> list[Sequence[tuple[int, float]]]:

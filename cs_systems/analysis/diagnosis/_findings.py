@@ -52,6 +52,9 @@ class DiagnosisRow(TypedDict):
 DIAGNOSES = Table("diagnoses", DiagnosisRow, "causes of lost time or memory, the largest first")
 
 
+TOLD = 0.02  # least bound as a share of `now`: the rest beside a cause that takes nearly all is as small as its error
+
+
 @dataclass(frozen=True)
 class Expected:
     """Duration of the step, or peak, that is expected after the remedy, between `low` and `high`.
@@ -151,7 +154,7 @@ class Diagnosis:
             about = "about " if self.recorded else ""
             recorded = f", recorded {self._written(self.recorded)[0]}" if self.recorded else ""
             return f"; {verb}: {value}{spread} instead of {about}{now}{recorded}"
-        if self.at_best is None:
+        if self.at_best is None or self.at_best < TOLD * self.now:
             return try_it
         if self.unprofiled:
             least, low, high, now = self._written(self.at_best, *self.unprofiled, self.now)

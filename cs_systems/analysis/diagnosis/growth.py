@@ -66,8 +66,10 @@ def _of_time(row: GrowthRow, step_s: float | None, own: Sequence[OwnPythonRow]) 
     first, last = row["first"], row["last"]
     if row["quantity"] == IN_NO_PHASE:
         return _of_other(row, step_s, own)
-    cause = _slower(Growth(row["steps"], first, last, row["per_step"]), row.get("phase"))
-    most = _most_of_other(own) if row.get("phase") in (None, OTHER) else None
+    phase = row.get("phase")
+    place = f"in {phase}" if phase not in (None, OTHER) else "outside of the model" if phase else None
+    cause = _slower(Growth(row["steps"], first, last, row["per_step"]), place)
+    most = _most_of_other(own) if phase in (None, OTHER) else None
     where = _named(most, last - first) if most is not None and most["function"] != COLLECTOR else ""
     return Diagnosis(cause, TIME, last, takes=last - first, evidence=(row,), where=where)
 
@@ -106,10 +108,10 @@ def _most_of_other(own: Sequence[OwnPythonRow]) -> OwnPythonRow | None:
 
 
 def _slower(found: Growth, where: str | None) -> str:
-    """Return the cause for steps that become slower; `where` names the phase with most of the growth, if known."""
+    """Return the cause for steps that become slower; `where` says where most of the growth is, if known."""
     return (
         f"a step takes {human(found.per_step, 's')} longer with each step: {human(found.first, 's')} at first, "
-        f"{human(found.last, 's')} after {found.steps} steps{f', most of it in {where}' if where else ''}"
+        f"{human(found.last, 's')} after {found.steps} steps{f', most of it {where}' if where else ''}"
     )
 
 
@@ -126,7 +128,7 @@ def _of_trace(usual: Usual) -> Diagnosis | None:
     if sum(one.more_s for one in kernels if one.family == "attention") > MOSTLY * more_s:
         return None
     most = kernels[0] if kernels and kernels[0].more_s > MOSTLY * more_s else None
-    cause = _slower(found, most.kernel if most else None)
+    cause = _slower(found, f"in {most.kernel}" if most else None)
     row: Row = {"steps": found.steps, "first_s": found.first, "last_s": found.last, "per_step_s": found.per_step}
     return Diagnosis(
         cause,

@@ -359,8 +359,10 @@ class Watch(Observer):
     def _time_growth(self, usual: StepKind, phases: Mapping[str, Sequence[float]]) -> Iterator[found.GrowthRow]:
         worked_s = self._worked_s()
         times = [(n, worked_s[n]) for n in usual.positions if n >= FEWEST_STEPS]
-        if (growth := time_growth(times) or time_growth(fastest(times))) is not None:
-            yield _growth_row("step time", growth, None, _clearest(_rises(phases)))
+        alone = [step for step in times if step[0] not in self.all_sampled]  # sampling makes short steps longer
+        tried = (time_growth(each) for each in (times, fastest(times), alone, fastest(alone)))
+        if (growth := next(filter(None, tried), None)) is not None:
+            yield _growth_row("step time", growth, None, _clearest(_rises(phases), growth.per_step))
         elif (of_other := time_growth([*enumerate(phases.get(found.OTHER, ()))])) is not None:
             yield _growth_row(found.IN_NO_PHASE, of_other, None, found.OTHER)
 
@@ -398,11 +400,14 @@ def _rises(phases: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return {name: median(phases[name][-n:]) - median(phases[name][:n]) for name, n in third.items()}
 
 
-def _clearest(rises: Mapping[str, float]) -> str | None:
-    """Return the phase that rises at least CLEAR times as much as any other; None without one, as under noise."""
+def _clearest(rises: Mapping[str, float], least_s: float) -> str | None:
+    """Return the phase that rises at least CLEAR times as much as any other; None without one, as under noise.
+
+    least_s: what a step takes longer than the one before it; a phase that rises less in all timed steps is noise.
+    """
     found = sorted(rises, key=rises.__getitem__, reverse=True)
     is_clear = len(found) == 1 or (len(found) > 1 and rises[found[0]] >= CLEAR * rises[found[1]])
-    return found[0] if is_clear else None
+    return found[0] if is_clear and rises[found[0]] >= least_s else None
 
 
 def _growth_row(quantity: str, growth: Growth, holder: kept.Kept | None, phase: str | None) -> found.GrowthRow:

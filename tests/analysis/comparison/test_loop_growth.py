@@ -80,7 +80,7 @@ SLOWER = [10.0 * step for step in range(10)]
 @pytest.mark.parametrize(
     ("durations", "grows"),
     [
-        ([10.0 + step / 3 for step in range(9)] + [13.0], True),
+        ([10.0 + step / 3 for step in range(9)] + [13.01], True),
         ([10.0 + step / 3 for step in range(9)] + [12.99], False),
         ([100.0 + each for each in [*SLOWER, *(90.0 + 3 * step for step in range(1, 11))]], True),
         ([100.0 + each for each in [*SLOWER, *(90.0 + 2.9 * step for step in range(1, 11))]], False),
@@ -95,9 +95,13 @@ def test_steps_become_slower_from_the_limits_on(durations: list[float], grows: b
     assert (time_growth([*enumerate(durations)]) is not None) is grows
 
 
-def test_growth_per_step_is_between_the_medians_of_both_ends() -> None:
+def test_growth_is_a_line_through_the_medians_of_both_ends() -> None:
+    """A single slow step at an end is not the first or last time."""
     found = time_growth([(5 + step, 100.0 + step**2) for step in range(20)])
-    assert found == (19, 100.0, 461.0, 19.0)
+    assert found == (19, 100.0, 306.5 + 19.0 * 1.5 + 100.0, 19.0)
+    line = [(step, 10.0 + step) for step in range(20)]
+    assert time_growth(line) == (19, 10.0, 29.0, 1.0)
+    assert time_growth([*line[:-1], (19, 290.0)]) == (19, 10.0, 29.0, 1.0)
 
 
 @pytest.mark.parametrize("steps", [60, 120])
