@@ -83,7 +83,7 @@ def _judge_numbers(
     times: float,
     others: Iterable[Records],
 ) -> Judgement:
-    """Compare one number per process; one process per side shows no noise and decides nothing, unless others show it."""
+    """Compare one number per process; one process a side shows no noise, and decides nothing if no others show it."""
     then, now, *varied = ([[[value(record) or 0.0]] for record in records] for records in (best, candidate, *others))
     scaled = [[[number / times for number in steps] for steps in rounds] for rounds in now]
     found = statistics.ratio_interval(then, scaled, CONFIDENCE, varied)

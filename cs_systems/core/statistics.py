@@ -316,10 +316,10 @@ def _estimate(groups: Sequence[Rounds], others: Pooled) -> _Estimate:
     for rounds in groups:
         logs = _logs([statistics.median(block) for block in _blocks(rounds)])
         if len(logs) > 1:
-            variance, dof = _variance(logs)
+            variance, of_rounds = _variance(logs)
             within.append(variance)
-            within_dof += dof
-            round_variances.append(variance * (dof + 1))
+            within_dof += of_rounds
+            round_variances.append(variance * (of_rounds + 1))
     n = len(groups)
     if round_variances and (rounds_sd := math.sqrt(statistics.fmean(round_variances))) > RESTLESS_SD:
         between_sd = max(between_sd, RESTLESS * rounds_sd)

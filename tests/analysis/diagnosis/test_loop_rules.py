@@ -641,7 +641,8 @@ def test_usual_steps_count_for_their_share_of_the_loop() -> None:
 def test_growing_step_names_its_phase() -> None:
     (found,) = causes(loop({"growth": [growing("step time", 0.02, 0.07, phase="other")]}))
     assert found.sentence.startswith(
-        "a step takes 1.00 ms longer with each step: 20.0 ms at first, 70.0 ms after 50 steps, most of it outside of the model: "
+        "a step takes 1.00 ms longer with each step: 20.0 ms at first, 70.0 ms after 50 steps, most of it outside of "
+        "the model: "
     )
     rows = {"growth": [growing("step time", 0.02, 0.07)], "own_python": [own("mean", 8, 0.06, "sum")]}
     assert "after 50 steps (mean() at train.py:8, sum): find" in causes(loop(rows, other=0.06))[0].sentence
@@ -803,7 +804,7 @@ def test_a_state_that_is_copied_before_backward_is_no_loop_over_small_operators(
 def test_growing_steps_name_the_line_that_took_most_of_the_phase_when_sampled(share: float, named: str) -> None:
     row = growing("step time", 0.005, 0.025, phase="other")
     found = causes(loop({"growth": [row], "own_python": [own("log", 8, 0.001, "logger.info") | {"share": share}]}))
-    assert f"after 50 steps, most of it outside of the model{named}: find what each step does" in found[0].sentence
+    assert f"most of it outside of the model{named}: find what each step does" in found[0].sentence
 
 
 def on_gpu(lags: dict[str, float], **tables: Any) -> Evidence:
