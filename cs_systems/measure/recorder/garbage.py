@@ -6,6 +6,7 @@ import gc
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from itertools import accumulate
 
 from cs_systems.analysis.comparison.loop_findings import CollectionRow
@@ -20,11 +21,11 @@ class Collections:
     """Garbage collections in the steps of a loop, and the lines at which the long ones happen."""
 
     def __init__(self) -> None:
-        self._count, self._total_s, self._longest_s = 0, 0.0, 0.0
+        self._total_s = 0.0
         self._began_s: float | None = None  # None: no collection is in progress
         self._places: Counter[Line] = Counter()
         self._step: int | None = None
-        self._by_step: Counter[int] = Counter()
+        self._in_step: list[tuple[int, float]] = []  # the number of the step, and the duration in s
 
     def step_begins(self, number: int | None) -> None:
         """Begin a step; None means that what follows is outside of the loop's steps."""
@@ -52,33 +53,37 @@ class Collections:
         if self._step is None or not was_seen:
             return
         self._total_s += lasted_s  # first, because a sample can be taken during any call
-        self._by_step[self._step] += lasted_s  # type: ignore[assignment]
-        self._count += 1
-        self._longest_s = max(self._longest_s, lasted_s)
+        self._in_step.append((self._step, lasted_s))
         if lasted_s > COLLECTION_S:
             chain, leaf = own_lines(sys._getframe(1))
             line = leaf or (chain[-1] if chain else None)
             if line is not None:
                 self._places[line] += lasted_s  # type: ignore[assignment]
 
-    def _in_steps(self) -> int:
-        """Return the smallest number of steps that hold nine tenths of the time."""
-        sums = accumulate(sorted(self._by_step.values(), reverse=True))
-        return 1 + sum(1 for sum_s in sums if sum_s < 0.9 * self._total_s)
-
     def row(self, steps: int, total_s: float) -> CollectionRow | None:
-        if not self._count or not total_s:
+        """Return the collections of the first `steps` steps, which took `total_s`; None without one."""
+        lasted = [(step, lasted_s) for step, lasted_s in self._in_step if step < steps]
+        if not lasted or not total_s:
             return None
         most = most_of(self._places) if self._places else None
         callee = callee_of(most) if most else None
         return {
             "steps": steps,
-            "collections": self._count,
-            "time_s": self._total_s,
-            "in_steps": self._in_steps(),
-            "longest_s": self._longest_s,
+            "collections": len(lasted),
+            "time_s": sum(lasted_s for _, lasted_s in lasted),
+            "in_steps": _holding_most(lasted),
+            "longest_s": max(lasted_s for _, lasted_s in lasted),
             "total_s": total_s,
             "function": function_of(most) if most else None,
             "place": place_of(most) if most else None,
             "is_called": bool(callee and callee.rpartition(".")[2] == "collect"),
         }
+
+
+def _holding_most(lasted: Sequence[tuple[int, float]]) -> int:
+    """Return the smallest number of steps that hold nine tenths of the time."""
+    by_step = Counter[int]()
+    for step, lasted_s in lasted:
+        by_step[step] += lasted_s  # type: ignore[assignment]
+    sums = accumulate(sorted(by_step.values(), reverse=True))
+    return 1 + sum(1 for sum_s in sums if sum_s < 0.9 * by_step.total())
