@@ -65,7 +65,7 @@ def _noise_s(evidence: Evidence) -> float:
     """
     if evidence.measurement is None or not evidence.is_loop or evidence.has_mixed_steps:
         return 0.0
-    rest_s = [s.wall_s - s.phases_s.get(Phase.INPUT, 0.0) for s in evidence.measurement.timed]
+    rest_s = [s.wall_s - s.phases_s[Phase.INPUT] for s in evidence.measurement.timed]
     return (quantile(rest_s, 0.9) - quantile(rest_s, 0.1)) / 2 if rest_s else 0.0
 
 

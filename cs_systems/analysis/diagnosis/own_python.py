@@ -23,6 +23,7 @@ from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule, Unknown
 from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
 from cs_systems.analysis.diagnosis._findings import EXPLAINS
 from cs_systems.analysis.timing_caveats import launch_bound_phases
+from cs_systems.record import Measurement
 
 NOTABLE = 0.10  # share of the step; less is the loop's own bookkeeping
 LEAST = 0.02  # least share of the step for a function that is named
@@ -80,12 +81,14 @@ def empties_cache(row: OwnPythonRow) -> bool:
     return row["phase"] == OTHER and row["samples"] >= FEWEST and (row.get("calls") or "").endswith(EMPTY_CACHE)
 
 
-def _with_reads(evidence: Evidence, rows: Sequence[OwnPythonRow]) -> tuple[float, list[OwnPythonRow]]:
+def _with_reads(
+    rows: Sequence[OwnPythonRow], own: Sequence[OwnPythonRow], measurement: Measurement
+) -> tuple[float, list[OwnPythonRow]]:
     """Return (time, rows): the time in which lines of rows read numbers from an idle GPU, and the rows with it."""
-    if evidence.measurement is None or HOST_SYNC not in launch_bound_phases(evidence.measurement):
+    if HOST_SYNC not in launch_bound_phases(measurement):
         return 0.0, [*rows]
     reads_s: Counter[str] = Counter()
-    for read in OWN_PYTHON.of(evidence.tables):
+    for read in own:
         if read["phase"] == HOST_SYNC and (read.get("calls") or "").rpartition(".")[2] in READS:
             reads_s[read["place"]] += read["time_s"]  # type: ignore[assignment]
     total_s = sum(reads_s[place] for place in {row["place"] for row in rows})
@@ -98,13 +101,14 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
     step_s, measurement = evidence.step_s, evidence.measurement
     if not evidence.is_loop or step_s is None or measurement is None or OTHER not in measurement.phase_names():
         return None
-    of_phase = [row for row in OWN_PYTHON.of(evidence.tables) if row["phase"] == OTHER and row["samples"] >= FEWEST]
+    own = OWN_PYTHON.of(evidence.tables)
+    of_phase = [row for row in own if row["phase"] == OTHER and row["samples"] >= FEWEST]
     rows = [row for row in of_phase if row["function"] not in (COLLECTOR, CALLS) and not row.get("feeds_model")]
     if MALLOC in evidence.idle_s:  # `device_allocation` reports these lines
         rows = [row for row in rows if not empties_cache(row)]
     not_own_s = sum(row["time_s"] for row in of_phase) - sum(row["time_s"] for row in rows)
     lasted_s = max(0.0, min(step_s, evidence.phase_s(OTHER) or 0.0) - not_own_s)
-    read_s, rows = _with_reads(evidence, rows)
+    read_s, rows = _with_reads(rows, own, measurement)
     lasted_s = min(step_s, lasted_s + read_s)
     if ranks := LOOP_RANKS.of(evidence.tables):
         # observed in few steps, which may be slower than the timed ones: the rest has at most its share of them

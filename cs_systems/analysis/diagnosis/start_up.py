@@ -30,8 +30,8 @@ OUTWEIGHS = 0.9  # share of the recording; a larger start-up comes before a sing
 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the steps that take longer because of first uses, or the stretch before a recording is warm."""
-    if rows := SLOW_START.of(evidence.tables):
-        return _of_loop(rows[0], evidence.config.steps if evidence.config else 0)
+    if (rows := SLOW_START.of(evidence.tables)) and evidence.config is not None:
+        return _of_loop(rows[0], evidence.config.steps)
     usual = evidence.usual
     if usual is None or not usual.total_s or usual.start_up_s < LEAST * usual.total_s:
         return None
@@ -72,7 +72,7 @@ def _filling_s(usual: Usual) -> float:
         return 0.0
     allocated_s = trace.calls.end_s[trace.calls.name.codes_where(MANAGED.search)]
     until_s = usual.profile.steps[0].start_s
-    if not len(allocated_s) or allocated_s[0] >= until_s:
+    if not len(allocated_s):
         return 0.0
     return math.fsum(end - start for start, end in silences(trace, float(allocated_s[0]), until_s))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, cast
 
 from cs_systems.analysis.comparison.late_ranks import (
@@ -46,12 +47,13 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
         return _of_job(evidence.job)
     if LOOP_RANKS.name in evidence.tables:
         return next((_of_loop(late, evidence, step_s) for late in LATE_RANK.of(evidence.tables)), None)
-    waits, ahead_s = dict[int, float](), dict[int, float]()
+    waits, ahead_s = defaultdict[int, float](float), defaultdict[int, float](float)
     rows: list[Row] = [row for row in RANKS.of(evidence.tables) if row.get("wait_s") is not None]
     for row in rows:
         # A rank is ahead of the last one until the ranks join, so only the increase in a phase is additional waiting.
-        rank, added_s = row["rank"], row["wait_s"] - ahead_s.get(row["rank"], 0.0)
-        waits[rank], ahead_s[rank] = waits.get(rank, 0.0) + max(0.0, added_s), row["wait_s"]
+        rank = row["rank"]
+        waits[rank] += max(0.0, row["wait_s"] - ahead_s[rank])
+        ahead_s[rank] = row["wait_s"]
     if len(waits) < 2:
         return None
     slowest, fastest = min(waits, key=lambda rank: waits[rank]), max(waits, key=lambda rank: waits[rank])
