@@ -48,6 +48,8 @@ __all__ = [
     "diagnose",
     "without_options",
 ]
+# A loop's rest keeps at least this share without the cause, and becomes shorter by up to this share of the cause.
+FASTER_REST, OF_CAUSE = 0.9, 0.05
 AFTER_HOST = "then, when the GPU no longer waits for the host"
 _OPTIONS = re.compile(r" \(--[^();]*\)|; --[^();]*(?=\))")  # options in parentheses, alone or after PyTorch's own names
 
@@ -75,7 +77,7 @@ def find_all(evidence: Evidence) -> tuple[list[Diagnosis], list[str]]:
         judged = evidence.of_device if is_second else evidence
         match rule.find(judged) if judged is not None else None:
             case Diagnosis() as one:
-                at_best = None if one.at_best is None else min(max(one.at_best, 0), one.now)
+                one = _bounded(one, evidence)
                 remedy = one.remedy if takes_options else without_options(one.remedy)
                 subject = "" if one.is_of_recording else one.subject or evidence.subject
                 code = name.replace("_", "-")
@@ -84,7 +86,6 @@ def find_all(evidence: Evidence) -> tuple[list[Diagnosis], list[str]]:
                 known = replace(
                     one,
                     remedy=remedy,
-                    at_best=at_best,
                     subject=subject,
                     code=code,
                     refines=one.refines or rule.refines,
@@ -94,6 +95,22 @@ def find_all(evidence: Evidence) -> tuple[list[Diagnosis], list[str]]:
             case Unknown(text):
                 unknowns.append(text)
     return found, unknowns
+
+
+def _bounded(one: Diagnosis, evidence: Evidence) -> Diagnosis:
+    """Return a diagnosis whose bound is between 0 and `now`, and allows for a faster rest of a loop.
+
+    The rest of a loop's step gets faster when its cause is gone, as its data stay in the caches, and part of it is the
+    recording's own work. In the loops of profiles/diagnosis_truth/followed.md it was up to 46% shorter.
+    """
+    if one.at_best is None:
+        return one
+    left = min(max(one.at_best, 0), one.now)
+    if one.unit != "s" or not evidence.is_loop:
+        return replace(one, at_best=left)
+    takes = one.now - left
+    least = max(0.0, min(FASTER_REST * left, left - OF_CAUSE * takes))
+    return replace(one, at_best=least, takes=takes if one.takes is None else one.takes)
 
 
 def without_options(remedy: str) -> str:

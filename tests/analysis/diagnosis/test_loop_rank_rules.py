@@ -37,7 +37,7 @@ LATE_FOR = {
     "input": ({"extra_share": 0.3}, ", because it waits 30.0 ms longer for its batch: look for what makes its data"),
     "python": (
         {"function": "metrics", "place": "train.py:8", "calls": "time.sleep", "extra_share": 0.25},
-        ", because it spends 25.0 ms longer in metrics() at train.py:8, time.sleep: remove the pause; not below 70 ms",
+        ", because it spends 25.0 ms longer in metrics() at train.py:8, time.sleep: remove the pause; not below 63 ms",
     ),
     "": ({}, ": compare its batch, its GPU's clock and other processes"),
 }
@@ -73,29 +73,29 @@ PLANTED: dict[str, tuple[Any, str]] = {
         {"passes": 8, "reduces": 16, "early": 14, "early_share": 0.3, "transfer_share": 0.35},
         "gradients are averaged in each of 8 passes per update: 14 of 16 all-reduces are not needed: average them in "
         "the last pass alone: run the others, forward and backward, under DistributedDataParallel.no_sync(); not below "
-        "70 ms, now 100 ms",
+        "63 ms, now 100 ms",
     ),
     "small-buckets": (
         {"small": 80, "small_share": 0.3, "transfer_share": 0.3},
         "each backward sends 80 all-reduces of 4.00 KiB (median), too small to use the bandwidth: send larger buckets "
-        "(bucket_cap_mb of DistributedDataParallel, 25 by default); not below 70 ms, now 100 ms",
+        "(bucket_cap_mb of DistributedDataParallel, 25 by default); not below 63 ms, now 100 ms",
     ),
     "unused-parameters": (
         {"marked": 600, "search_share": 0.1, "marks_share": 0.05, "unused": 0},
         "DistributedDataParallel searches for unused parameters in each pass (about 10.0 ms per step) and averages the "
         "result (about 5.00 ms), and finds none: leave out find_unused_parameters=True if each step uses every "
-        "parameter; if the same ones are never used, freeze them; not below 85 ms, now 100 ms",
+        "parameter; if the same ones are never used, freeze them; not below 76 ms, now 100 ms",
     ),
     "exposed-communication": (
         {"transfer_share": 0.4},
         "40% of the step is transfer between ranks without computation beside it: send the gradients in bf16 "
         "(bf16_compress_hook), try other bucket sizes (bucket_cap_mb), or use a larger batch for each rank; not below "
-        "60 ms, now 100 ms",
+        "54 ms, now 100 ms",
     ),
     "pipeline-bubbles": (
         {"pairwise_share": 0.45},
         "45% of the step the stages of a pipeline wait in sends and receives, on average: split the batch into more "
-        "microbatches, use an interleaved or zero-bubble schedule, or give all stages the same work; not below 55 ms, "
+        "microbatches, use an interleaved or zero-bubble schedule, or give all stages the same work; not below 50 ms, "
         "now 100 ms",
     ),
 }
@@ -148,25 +148,25 @@ GRADIENTS = SENT | {"name": "all_reduce", "phase": "backward", "are_gradients": 
             "40% of the step is transfer between ranks without computation beside it, 15% for the buffers (15.0 MiB) "
             "that DistributedDataParallel sends from rank 0 before each forward at train.py:7: pass "
             "forward_sync_buffers=False, if each rank may keep its own (no change was seen in 5 steps); not below "
-            "85 ms, now 100 ms",
+            "77 ms, now 100 ms",
         ),
         (
             [BUFFERS | {"share": 0.4, "changed_bytes": MIB}],
             "40% of the step is transfer between ranks without computation beside it, all of it for the buffers "
             "(15.0 MiB) that DistributedDataParallel sends from rank 0 before each forward at train.py:7: pass "
-            "forward_sync_buffers=False, if each rank may keep its own; not below 60 ms, now 100 ms",
+            "forward_sync_buffers=False, if each rank may keep its own; not below 54 ms, now 100 ms",
         ),
         (
             [OTHER | {"count": 170}],
             "40% of the step is transfer between ranks without computation beside it, 30% in 170 calls of broadcast "
-            "(15.0 MiB) at train.py:7, dist.broadcast: send it once, or only when it has changed; not below 70 ms, "
+            "(15.0 MiB) at train.py:7, dist.broadcast: send it once, or only when it has changed; not below 63 ms, "
             "now 100 ms",
         ),
         (
             [OTHER | {"count": 100, "is_model_sized": True}],
             "40% of the step is transfer between ranks without computation beside it, 30% in 100 calls of broadcast "
             "(15.0 MiB) at train.py:7, dist.broadcast: send it only before the loop if each rank updates all "
-            "parameters itself, else overlap it with computation; not below 70 ms, now 100 ms",
+            "parameters itself, else overlap it with computation; not below 63 ms, now 100 ms",
         ),
     ],
     ids=["buffers", "changed buffers", "other", "parameters"],
