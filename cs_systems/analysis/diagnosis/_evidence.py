@@ -189,7 +189,7 @@ class Evidence:
         waited_s = sum(lasted.get(cause, 0.0) for cause in late)
         if not (self.is_loop and waited_s and self.measurement and all(each.lag_s for each in self.measurement.timed)):
             return lasted
-        part = min(1.0, self.launch_bound_share * (self.step_s or 0.0) / waited_s)
+        part = min(1.0, self.launch_bound_s / waited_s)
         scaled = {cause: time_s * part if cause in late else time_s for cause, time_s in lasted.items()}
         return {cause: time_s for cause, time_s in scaled.items() if time_s}
 
@@ -215,11 +215,14 @@ class Evidence:
         return self.host_bound_s > HOST_BOUND * self.step_s
 
     @cached_property
+    def launch_bound_s(self) -> float:
+        """Time of the timed step in phases that the device finished as soon as the host had submitted them."""
+        return self.phases_s(*launch_bound_phases(self.measurement)) if self.measurement is not None else 0.0
+
+    @property
     def launch_bound_share(self) -> float:
-        """Share of the timed step in phases that the device finished as soon as the host had submitted them."""
-        if self.measurement is None or not self.step_s:
-            return 0.0
-        return self.phases_s(*launch_bound_phases(self.measurement)) / self.step_s
+        """Share of the timed step in these phases."""
+        return self.launch_bound_s / self.step_s if self.step_s else 0.0
 
     @cached_property
     def of_device(self) -> Evidence | None:
@@ -292,8 +295,7 @@ class Evidence:
         if self.usual is None:
             return True
         trace = self.usual.profile.trace
-        has_operators = trace.operators is not None and len(trace.operators) > 0
-        return has_operators or any(OF_TORCH.search(row["kernel"]) for row in self.kernels())
+        return bool(trace.operators) or any(OF_TORCH.search(row["kernel"]) for row in self.kernels())
 
     def mostly_torch(self, families: Iterable[str]) -> bool:
         """Return whether PyTorch's own kernels take most of these families' time; True where no kernel is known.

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from cs_systems.analysis.attribution.usual_steps import Usual
-from cs_systems.analysis.diagnosis import Diagnosis
+from cs_systems.analysis.diagnosis import Diagnosis, apply_rules
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis._measured import with_part
 from cs_systems.analysis.diagnosis._without_kernels import why_not_judged
+from cs_systems.analysis.replay import InputRemoved
 from cs_systems.record import Measurement, Sample
 from tests.analysis.attribution.made import Made
+from tests.analysis.diagnosis.test_common_limits import waiting
+from tests.analysis.diagnosis.test_exact_rules import replayed
 from tests.analysis.diagnosis.test_loop_rules import inner
 from tests.analysis.diagnosis.test_rule_limits import found, step
 from tests.analysis.diagnosis.test_rules import experiment, with_experiments
@@ -77,3 +81,32 @@ def test_function_of_which_a_third_is_checks_is_a_check(time_s: float, share: fl
     one = found("value_checks", step({"inner_lines": [inner("f", 1, time_s, source="x.isnan()"), inner("f", 2, 0.5)]}))
     assert isinstance(one, Diagnosis)
     assert one.share == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("tables", "is_believed"), [({}, True), ({"steps": [{"device": 0, "wall_s": 1.0}]}, False)])
+def test_replay_below_half_of_the_time_of_the_kernels_is_not_believed(tables: Any, is_believed: bool) -> None:
+    """Without a trace that time is unknown."""
+    evidence = replace(step(tables, input=0.75), known_replay=replayed(1.0, 0.4, InputRemoved()))
+    (one,) = apply_rules(evidence).diagnoses
+    assert (one.expected is not None) is is_believed
+
+
+@pytest.mark.parametrize(
+    ("forward_s", "idle_s"),
+    [
+        (0.25, {"launch-bound": 0.1875, "host": 0.0625, "copy": 0.125}),  # a quarter of the waits under the profiler
+        (1.0, {"launch-bound": 0.75, "host": 0.25, "copy": 0.125}),
+        (2.0, {"launch-bound": 0.75, "host": 0.25, "copy": 0.125}),
+    ],
+)
+def test_gpu_of_a_loop_waits_no_longer_than_in_its_launch_bound_phases(
+    forward_s: float, idle_s: dict[str, float]
+) -> None:
+    gaps = (("launch-bound", 0.75), ("host", 0.25), ("copy", 0.125))
+    rows = [{"device": 0, "cause": cause, "time_s": time_s} for cause, time_s in gaps]
+    assert waiting({"gaps": rows}, forward=forward_s).idle_s == idle_s
+
+
+@pytest.mark.parametrize(("forward_s", "is_bound"), [(0.3, False), (0.301, True)])
+def test_timed_step_is_host_bound_above_three_tenths(forward_s: float, is_bound: bool) -> None:
+    assert waiting(forward=forward_s).is_host_bound is is_bound
