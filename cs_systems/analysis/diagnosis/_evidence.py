@@ -355,7 +355,7 @@ class Evidence:
             for row in EXPERIMENTS.of(self.tables)
             if row["experiment"] == name and row["time_s"] is not None and instead in (None, row["instead"])
         ]
-        return min(made, key=lambda row: row["time_s"] or 0.0, default=None)
+        return min(made, key=lambda row: cast(float, row["time_s"]), default=None)
 
     def kernels(self) -> Sequence[KernelRow]:
         return kernels.of(self.tables)
