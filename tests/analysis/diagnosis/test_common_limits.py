@@ -1,4 +1,4 @@
-"""Limits of the rules whose sentence comes first most often, in a step of 1 s: at each limit, and just beside it."""
+"""Limits of rules, of those first whose sentence comes first most often: at each limit, and just beside it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.analysis.comparison.test_limits import call, rank
 from tests.analysis.diagnosis.test_exact_rules import RANK, calls
 from tests.analysis.diagnosis.test_findings import recorded
 from tests.analysis.diagnosis.test_loop_rank_rules import BUFFERS, GRADIENTS, LATE, MIB, OTHER, RANKS, ranks
-from tests.analysis.diagnosis.test_loop_rules import LOOP, STARTED, growing, inner, own, slow
+from tests.analysis.diagnosis.test_loop_rules import LOOP, STARTED, growing, inner, own, slow, under
 from tests.analysis.diagnosis.test_rule_limits import fed, found, idle, step
 
 CONCATENATES = "CatArrayBatchedCopy<float>"
@@ -77,6 +77,12 @@ def counted(operators: int, forward_s: float) -> Evidence:
     rows = {"forward_operators": [{"operators": operators, "arithmetic_s": 1.0, "function": "f"}],
             "inner_lines": [inner("f", 1, 0.02, late_s=1.0)]}  # fmt: skip
     return step(rows, walls=(0.1,), forward=forward_s)
+
+
+def traced(python: dict[str, Any], *lines: dict[str, Any]) -> Evidence:
+    """Return a loop that traces all allocations of Python objects."""
+    tool = under(tool="tracemalloc", steps=40, extra_s=None, without_s=None)
+    return step({"own_tools": [tool], "own_python": [python], "inner_lines": [*lines]})
 
 
 def loading(with_new: int, **known: Any) -> Evidence:
@@ -173,6 +179,13 @@ LIMITS: dict[str, tuple[Evidence, Evidence]] = {
         step({"gaps": [{"device": 0, "cause": "cudaMalloc", "time_s": 0.5}],
               "own_python": [own("", 8, 0.5, "torch.cuda.empty_cache"), own("", 9, time_s)]}, other=0.5 + time_s)
         for time_s in (0.0, 0.125)
+    ),
+    "own_tools: a tenth of the step is own Python": (traced(own("f", 8, 0.0999)), traced(own("f", 8, 0.1))),
+    "own_tools: 3 samples": (
+        traced(own("f", 8, 0.5) | {"samples": 2}), traced(own("f", 8, 0.5) | {"samples": 3}),
+    ),
+    "own_tools: with Python inside the model": (
+        traced(own("f", 8, 0.05), inner("g", 1, 0.05)), traced(own("f", 8, 0.05), inner("g", 1, 0.05, is_plain=True)),
     ),
     "growth: of kernels, at a lower clock all grow alike": (
         slower({PRODUCT: (1.0, 0.25), ADD: (1.0, 0.25)}), slower({PRODUCT: (1.0, 0.0), ADD: (1.0, 0.5)}),
@@ -281,6 +294,10 @@ WORDS: dict[str, tuple[Evidence, float, str]] = {
     "exposed_communication: of a job, without sends and receives": (
         Evidence(job=merged([rank(0, call(0.25, 0.5)), rank(1, call(0.25, 0.5))]),
                  distribution=calls(("send", 0.25, 0.3125))), 0.1875, "(188 ms of 1.00 s) is transfer between ranks",
+    ),
+    "own_tools: the tool that costs most": (
+        step({"own_tools": [under(extra_s=1.5), under(tool="sys.settrace", extra_s=0.5, without_s=0.2)]}), 0.25,
+        "25% of the loop is the program's own torch.profiler",
     ),
     "launch_bound: 3 waits in a step of a loop": (
         waiting({"gaps": [LATE_LAUNCHES], "waits": [SYNC]}, forward=0.5), 0.5,
