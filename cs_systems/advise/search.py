@@ -232,7 +232,7 @@ class Search:
 
     @property
     def _is_steady(self) -> bool:
-        """Whether processes hardly vary: those of the model on a GPU, unlike a script's, which works on the host."""
+        """Flag of processes that hardly vary: those of the model on a GPU, unlike those of a script."""
         return self.situation.on_gpu and isinstance(self.best, RunConfig)
 
     def _known(self) -> list[RunRecord]:
