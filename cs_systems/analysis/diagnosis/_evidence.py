@@ -151,7 +151,15 @@ class Evidence:
             slow_s = sum(one.beyond_s for one in self.usual.apart if one.kind != START_UP)
             return max(0.0, 1 - slow_s / self.usual.total_s)
         rows = SLOW_STEPS.of(self.tables)
-        return max(0.0, 1 - sum(row["extra_s"] / row["total_s"] for row in rows if row["total_s"]))
+        slow = sum(row["extra_s"] / row["total_s"] for row in rows if row["total_s"])
+        return max(0.0, 1 - slow) * (1 - self.compiling_share)
+
+    @property
+    def compiling_share(self) -> float:
+        """Share of the timed steps in which code is compiled."""
+        samples = self.measurement.timed if self.measurement else ()
+        whole_s = sum(sample.wall_s for sample in samples)
+        return min(1.0, sum(sample.compile_s or 0.0 for sample in samples) / whole_s) if whole_s else 0.0
 
     @cached_property
     def step_s(self) -> float | None:

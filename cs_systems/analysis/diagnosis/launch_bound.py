@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Mapping
 
 from cs_systems.analysis.attribution.gaps import LAUNCH
-from cs_systems.analysis.attribution.tables import gaps, waits
+from cs_systems.analysis.attribution.tables import families, gaps, waits
 from cs_systems.analysis.comparison.loop_findings import HOST_SYNC, INNER_LINES, WAITING
+from cs_systems.analysis.comparison.loop_ranks import EXCHANGE
 from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Expected, Rule, Unknown
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis._measured import after
@@ -29,7 +30,9 @@ RANKS, COMPILED_RANKS = (
     "compile (torch.compile; --compile), or use a larger batch for each rank",
     "use a larger batch for each rank",
 )
-MOST_OF_THEM = 0.8  # share of the waits for launches; with less, a replay without launches also removes other work
+# Share of the waits for launches. With less, a replay without launches also removes other work; with more, collectives
+# that wait for another rank's launches fill gaps, and the replay keeps their time.
+MOST_OF_THEM = 0.8
 MANY_WAITS = 3  # per step
 LEAST = 0.02  # share of the step of a phase that is named
 OPTIONS = {"graph": ("step",), **COMPILED}
@@ -101,7 +104,8 @@ def _traced(evidence: Evidence, step_s: float) -> Diagnosis | Unknown | None:
     traced_s = waited_s = max(0.0, evidence.idle_s.get(LAUNCH, 0.0) - max(0.0, evidence.input_s - evidence.silent_s))
     if evidence.is_loop and evidence.measurement is not None:
         # other launches are those of the program's own Python, which other rules report
-        waited_s = min(waited_s, sum(_of_loop_s(evidence, evidence.measurement, step_s).values()))
+        most_s = sum(_of_loop_s(evidence, evidence.measurement, step_s).values())
+        waited_s = min(max(waited_s, _in_collectives_s(evidence, step_s)), most_s)
     rows: tuple[Row, ...] = tuple(gaps.of(evidence.tables))
     unprofiled = evidence.unprofiled_s
     if unprofiled and waited_s > WORTH * step_s >= waited_s - (step_s - unprofiled[1]):
@@ -122,8 +126,20 @@ def _traced(evidence: Evidence, step_s: float) -> Diagnosis | Unknown | None:
         options=OPTIONS,
         unprofiled=unprofiled,
         expected=_expected(evidence),
-        change=LaunchesFree() if waited_s >= MOST_OF_THEM * traced_s else None,
+        change=LaunchesFree() if MOST_OF_THEM * traced_s <= waited_s <= traced_s else None,
     )
+
+
+def _in_collectives_s(evidence: Evidence, step_s: float) -> float:
+    """Return the time of a rank's step in which it neither computes nor transfers; 0 where that is not known.
+
+    Kernels of collectives that wait for another rank's host fill the gaps between the others.
+    """
+    exchange, times = EXCHANGE.first(evidence.tables), families.of(evidence.tables)
+    if exchange is None or not times:
+        return 0.0
+    computed_s = sum(row["time_s"] for row in times if row["family"] != "collective")
+    return max(0.0, step_s * (1 - exchange["transfer_share"]) - computed_s)
 
 
 def _expected(evidence: Evidence) -> Expected | None:

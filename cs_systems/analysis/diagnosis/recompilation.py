@@ -12,15 +12,14 @@ from cs_systems.core.tables import Row
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the compile time of the timed steps, as a share of their mean."""
     samples = evidence.measurement.timed if evidence.measurement else ()
-    count, lost_s = sum(s.compiles or 0 for s in samples), sum(s.compile_s or 0.0 for s in samples)
-    if not count or not lost_s:
+    count, share = sum(s.compiles or 0 for s in samples), evidence.compiling_share
+    if not count or not share:
         return None
     whole_s = mean(sample.wall_s for sample in samples)
-    each_s = min(lost_s / len(samples), whole_s)
     times = "once" if count == 1 else f"{count} times"
-    cause = f"{each_s / whole_s:.0%} of the timed steps' mean is compiling: code was compiled {times} while timed"
-    row: Row = {"compiles": count, "compile_s": lost_s, "steps": len(samples)}
-    return Diagnosis(cause, evidence.remedy("recompiled"), whole_s, whole_s - each_s, evidence=(row,))
+    cause = f"{share:.0%} of the timed steps' mean is compiling: code was compiled {times} while timed"
+    row: Row = {"compiles": count, "compile_s": share * whole_s * len(samples), "steps": len(samples)}
+    return Diagnosis(cause, evidence.remedy("recompiled"), whole_s, (1 - share) * whole_s, evidence=(row,))
 
 
-RULE = Rule(find)
+RULE = Rule(find, judges_loop=True)
