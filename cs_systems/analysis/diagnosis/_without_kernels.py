@@ -55,14 +55,16 @@ def _missing(profile: Profile) -> str:
 def _pause(trace: Trace) -> str:
     """Return a clause on the longest pause between operators, if it took most of the time."""
     operators = trace.operators
-    if operators is None or len(operators) < 2:
+    if not operators:
         return ""
     busy = union(operators.start_s, operators.end_s)
     paused_s = busy.start_s[1:] - busy.end_s[:-1]
-    at = int(paused_s.argmax()) if len(paused_s) else 0
+    if not len(paused_s):
+        return ""
+    at = int(paused_s.argmax())
     ranges = trace.ranges
     span_s = float(ranges.end_s.max(initial=busy.end_s[-1]) - ranges.start_s.min(initial=busy.start_s[0]))
-    if not len(paused_s) or paused_s[at] < MAIN * span_s:
+    if paused_s[at] < MAIN * span_s:
         return ""
     later = [one for one in ranges if one.start_s > busy.end_s[at] and not is_operator(one.name)]
     first = min(later, key=lambda one: one.start_s, default=None)

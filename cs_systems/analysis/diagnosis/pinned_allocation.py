@@ -21,7 +21,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     cause = f"{idle_s / step_s:.0%} of the step the GPU is idle while the host pins memory (cudaHostAlloc)"
     row: Row = {"time_s": idle_s, "pinned_share": share}
     remedy = REMEDY if evidence.uses_torch else PLAIN
-    longest_s = max((gap.get("longest_s", 0.0) for gap in evidence.gaps_by(MALLOC)), default=0.0)
+    longest_s = max(gap.get("longest_s", 0.0) for gap in evidence.gaps_by(MALLOC))
     if evidence.usual is not None and evidence.usual.is_once and longest_s > MOSTLY * idle_s:  # nothing repeats it
         cause, remedy = f"{cause}, {human(longest_s, 's')} of it at once", ONCE
     return Diagnosis(cause, remedy, step_s, step_s - idle_s, evidence=(row,))
