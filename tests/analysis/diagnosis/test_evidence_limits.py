@@ -531,3 +531,46 @@ def test_quarter_of_a_process_after_its_last_kernel_is_told(evidence: Evidence, 
     assert words in one.cause
     assert evidence.usual is not None
     assert (one.now, one.evidence[0]["recording_s"]) == (evidence.usual.total_s,) * 2
+
+
+ONCE: dict[str, Any] = {"profiler": "nsys", "is_once": True}
+
+
+def many(kernels: int) -> Usual:
+    """Return a process with so many kernels after a copy to the device."""
+    runs = [(1 + n / 64, 1 + (n + 1) / 64, 1.0) for n in range(kernels)]
+    return with_copies(("HtoD", 0.25, 0.75), runs=runs, total_s=4.0, **ONCE)
+
+
+@pytest.mark.parametrize(
+    ("usual", "words", "is_outside"),
+    [
+        (
+            with_copies(("HtoD", 0.25, 0.5), total_s=4.0, **ONCE),
+            "copies to the device before the first kernel (",
+            False,
+        ),
+        (
+            with_copies(("HtoD", 0.4375, 0.5), ("DtoH", 1.0, 2.1875), total_s=4.0, **ONCE),
+            "kernel and to the host",
+            False,
+        ),
+        (
+            with_copies(("HtoD", 0.4376, 0.5), ("DtoH", 1.0, 2.1875), total_s=4.0, **ONCE),
+            "copies to the host af",
+            False,
+        ),
+        (with_copies(("DtoH", 1.0, 3.0), total_s=4.0, **ONCE), "50% of the recording is copies to the host", False),
+        (with_copies(("DtoH", 1.0, 3.01), total_s=4.0, **ONCE), "50% of the recording is copies to the host", True),
+        (many(19), "copies to the device before the first kernel", False),
+        (many(20), None, False),
+    ],
+)
+def test_copies_around_the_only_pass_of_a_process(usual: Usual, words: str | None, is_outside: bool) -> None:
+    one = found("blocking_copies", Evidence(usual=usual))
+    if words is None:
+        assert one is None
+        return
+    assert isinstance(one, Diagnosis)
+    assert words in one.cause
+    assert one.is_outside is is_outside
