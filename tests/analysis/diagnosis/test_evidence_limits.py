@@ -574,3 +574,37 @@ def test_copies_around_the_only_pass_of_a_process(usual: Usual, words: str | Non
     assert isinstance(one, Diagnosis)
     assert words in one.cause
     assert one.is_outside is is_outside
+
+
+def elementwise(time_s: float = 0.25, casts_s: float = 0.0, saved_s: float | None = None) -> Evidence:
+    """Return a step of 8 elementwise kernels of PyTorch and 2 casts, of which fusion saves this time."""
+    of = (("at::native::add", "elementwise", time_s, 8.0), ("at::native::bfloat16_copy_kernel", "copy", casts_s, 2.0))
+    rows = [
+        {"kernel": name, "phase": "forward", "family": family, "time_s": lasts_s, "calls_per_step": calls_}
+        for name, family, lasts_s, calls_ in of
+        if lasts_s
+    ]
+    tables: Any = {"kernels": [*rows, {"kernel": "gemm", "family": "matmul", "time_s": 0.5, "calls_per_step": 1.0}],
+                   "phases": rows, "steps": [{"device": 0, "wall_s": 1.0}]}  # fmt: skip
+    return Evidence(tables if saved_s is None else tables | {"fusable": [{"saved_s": saved_s}]})
+
+
+@pytest.mark.parametrize(
+    ("evidence", "words", "at_best"),
+    [
+        (elementwise(casts_s=0.1875), "8 elementwise kernels, casts and norms take 25% of the step", 0.75),
+        (elementwise(1.0), "8 elementwise kernels, casts and norms take 100% of the step", 0.0),
+        (elementwise(saved_s=0.06), "8 elementwise kernels", 0.75),
+        (elementwise(saved_s=0.0599), None, None),
+    ],
+)
+def test_elementwise_kernels_of_no_other_rule_are_fused(
+    evidence: Evidence, words: str | None, at_best: float | None
+) -> None:
+    one = found("unfused_elementwise", evidence)
+    if words is None:
+        assert one is None
+        return
+    assert isinstance(one, Diagnosis)
+    assert words in one.cause
+    assert one.at_best == at_best
