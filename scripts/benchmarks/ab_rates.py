@@ -3,11 +3,11 @@
 Method: a step of matrix products (A), and one with more of them (B): 10% more on a CPU, 3% more on a GPU. Pairs of new
 processes run in the drawn orders of `ab`, one process at a time; each gives the median of its steps. They start ahead,
 because most of their time is the import of torch, and wait for their turn before they touch the device. On a CPU they
-compute on two cores, and the next ones start on others, if there are any. `--replay` plays comparisons with the
-recorded times: of A with A, where an order is drawn for each two neighbouring processes of A, and of A with B, with the
-orders in which the pairs ran. Blocks of neighbouring pairs are drawn with replacement, so that drift and slow phases
-stay; the comparisons share processes and are not independent. `--live` runs whole comparisons with processes of their
-own.
+compute on two cores, and the next ones start on others; without others none starts ahead. `--replay` plays comparisons
+with the recorded times: of A with A, where an order is drawn for each two neighbouring processes of A, and of A with B,
+with the orders in which the pairs ran. Blocks of neighbouring pairs are drawn with replacement, so that drift and slow
+phases stay; the comparisons share processes and are not independent. `--live` runs whole comparisons with processes of
+their own.
 Output: how often each verdict came, the upper limit of each error's rate (Clopper & Pearson 1934, 95%, one-sided), and
 the pairs that a verdict took, as a markdown table; all times as JSON lines, from which --replay judges anew.
 
@@ -36,10 +36,11 @@ from cs_systems.core.sequential import Pair, SequentialTest
 from cs_systems.measure.runtime.pairs import Interleaved
 from cs_systems.measure.runtime.program import Trial
 
-PRODUCTS = {"cpu": {"A": 20, "B": 22}, "cuda": {"A": 100, "B": 103}}
-SIZE = {"cpu": 256, "cuda": 1024}
+PRODUCTS = {"cpu": {"A": 10, "B": 11}, "cuda": {"A": 100, "B": 103}}
+# On a CPU no power of two: with rows of 256 numbers processes had three speeds, up to 1.5 times apart, on two machines.
+SIZE = {"cpu": 320, "cuda": 1024}
 SLOWDOWN = {device: counts["B"] / counts["A"] - 1 for device, counts in PRODUCTS.items()}
-WARMUP, STEPS = 5, 40
+WARMUP, STEPS = 5, {"cpu": 200, "cuda": 40}
 CORES = 2  # number of CPU cores that a process computes on
 BLOCK = 5  # neighbouring pairs that stay together
 MOST_PAIRS = 100
@@ -64,7 +65,7 @@ def one(device: str, ahead: int) -> None:
     torch.set_num_threads(CORES)
     x = torch.randn(SIZE[device], SIZE[device], device=device)
     out, durations = torch.empty_like(x), []
-    for _ in range(WARMUP + STEPS):
+    for _ in range(WARMUP + STEPS[device]):
         began_s = time.perf_counter()
         for _ in range(PRODUCTS[device][side]):
             torch.mm(x, x, out=out)
@@ -248,6 +249,11 @@ def _spread(device: str, pairs: list[Recorded]) -> str:
     )
 
 
+def _ahead() -> int:
+    """Return how many processes may start while another one computes; 1: none but the next."""
+    return max(1, min(6, len(os.sched_getaffinity(0)) - CORES))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", nargs="+", default=[], choices=PRODUCTS, metavar="DEVICE", help="cpu, cuda")
@@ -256,7 +262,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=100, help="pairs to record per device")
     parser.add_argument("--comparisons", type=int, default=20, help="live comparisons per device")
     parser.add_argument("--budget-s", type=float, default=160.0, help="time for each device")
-    parser.add_argument("--ahead", type=int, default=6, help="processes that have started and wait for their turn")
+    parser.add_argument("--ahead", type=int, default=_ahead(), help="processes that start while others compute")
     parser.add_argument("--trials", type=int, default=1000, help="replayed comparisons of each kind")
     parser.add_argument("--seed", type=int, default=0, help="of the replays")
     parser.add_argument("--out", type=Path, help="folder of the times and the table")
