@@ -24,7 +24,8 @@ from cs_systems.record import Measurement, Sample
 from tests.analysis.attribution.made import PRODUCT, Made
 from tests.analysis.diagnosis.test_common_limits import waiting
 from tests.analysis.diagnosis.test_evidence import phase_row, record
-from tests.analysis.diagnosis.test_exact_rules import PAGES, SLOW, calls, moved, replayed, with_copies
+from tests.analysis.diagnosis.test_exact_rules import PAGES, SLOW, calls, moved, with_copies
+from tests.analysis.diagnosis.test_exact_rules import replayed as replaying
 from tests.analysis.diagnosis.test_findings import cell, recorded
 from tests.analysis.diagnosis.test_loop_rules import inner, repeated_modules
 from tests.analysis.diagnosis.test_rule_limits import found, step
@@ -33,7 +34,7 @@ from tests.test_record import ENVIRONMENT
 
 
 @pytest.mark.parametrize(("products_s", "is_known"), [(0.25, True), (0.2499, False)])
-def test_step_with_a_shorter_part_is_unknown_below_the_time_of_its_launches(products_s: float, is_known: bool) -> None:
+def test_step_with_a_measured_part_is_unknown_below_its_launches(products_s: float, is_known: bool) -> None:
     sample = Sample(0, False, 1.0, {"forward": 1.0}, {"forward": 0.5}, {"forward": 0.5})
     evidence = Evidence(measurement=Measurement("cuda_event", (sample,), 0.0))
     part = with_part(with_experiments(evidence, experiment("products", products_s, baseline_s=0.75)), "products")
@@ -105,7 +106,7 @@ def test_function_of_which_a_third_is_checks_is_a_check(time_s: float, share: fl
 @pytest.mark.parametrize(("tables", "is_believed"), [({}, True), ({"steps": [{"device": 0, "wall_s": 1.0}]}, False)])
 def test_replay_below_half_of_the_time_of_the_kernels_is_not_believed(tables: Any, is_believed: bool) -> None:
     """Without a trace that time is unknown."""
-    evidence = replace(step(tables, input=0.75), known_replay=replayed(1.0, 0.4, InputRemoved()))
+    evidence = replace(step(tables, input=0.75), known_replay=replaying(1.0, 0.4, InputRemoved()))
     (one,) = apply_rules(evidence).diagnoses
     assert (one.expected is not None) is is_believed
 
@@ -129,6 +130,7 @@ def test_gpu_of_a_loop_waits_no_longer_than_in_its_launch_bound_phases(
 @pytest.mark.parametrize(("forward_s", "is_bound"), [(0.3, False), (0.301, True)])
 def test_timed_step_is_host_bound_above_three_tenths(forward_s: float, is_bound: bool) -> None:
     assert waiting(forward=forward_s).is_host_bound is is_bound
+    assert not Evidence({"steps": [{"device": 0, "wall_s": 1.0}]}).is_host_bound, "no phase is known"
 
 
 def pass_of(kernels: int, busy_s: float = 0.0) -> Evidence:
@@ -237,7 +239,7 @@ def test_pages_in_slow_steps_or_after_them_are_told_by_their_time(
         assert one.comes_last is is_last
 
 
-def test_experiment_of_the_whole_step_has_its_time() -> None:
+def test_measured_experiment_of_the_whole_step_has_its_time() -> None:
     measured_ = after(with_experiments(step(), experiment("device-only", 0.25)), "device-only")
     assert measured_ is not None
     assert measured_.value == 0.25
