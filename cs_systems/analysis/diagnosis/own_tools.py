@@ -9,8 +9,9 @@ from cs_systems.analysis.diagnosis.own_python import FEWEST, NOTABLE, work_of
 from cs_systems.config import Phase
 from cs_systems.core.units import human
 
-TORCH, ALLOCATIONS = "torch.profiler", "tracemalloc"
+TORCH, COUNTER, ALLOCATIONS = "torch.profiler", "FlopCounterMode", "tracemalloc"
 REMEDY = "train without it, or limit it to a few steps (torch.profiler.schedule)"
+COUNT_ONCE = "count the operations of one step, and train without it"
 LEFT_ON = "train without it (tracemalloc.start, PYTHONTRACEMALLOC), and use it only in a search for a leak"
 # kinds of work that hardly make Python objects
 WAITS = ("sleeps", "waits for a server", "starts other programs", "collects garbage", "writes a file")
@@ -33,18 +34,20 @@ def find(evidence: Evidence) -> Diagnosis | None:
             f"{extra_s / row['total_s']:.0%} of the loop is the program's own {row['tool']}, active in "
             f"{row['steps']} of {row['of_steps']} steps ({each})"
         )
-        return Diagnosis(cause, REMEDY, row["total_s"], takes=extra_s, evidence=tuple(rows))
+        remedy = COUNT_ONCE if row["tool"] == COUNTER else REMEDY
+        return Diagnosis(cause, remedy, row["total_s"], takes=extra_s, evidence=tuple(rows))
     step_s = evidence.step_s
     every = {row["tool"]: row for row in rows}
-    if step_s is None or not every.keys() & {TORCH, ALLOCATIONS}:
+    always = every.get(TORCH) or every.get(COUNTER)
+    if step_s is None or not (always or ALLOCATIONS in every):
         return None
-    if TORCH not in every:
+    if always is None:
         return _of_allocations(every[ALLOCATIONS], evidence, step_s)
-    always = every[TORCH]
     slowed = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)
-    cause = f"all {always['steps']} steps run under the program's own {TORCH}, which slows each operator"
+    cause = f"all {always['steps']} steps run under the program's own {always['tool']}, which slows each operator"
+    remedy = COUNT_ONCE if always["tool"] == COUNTER else REMEDY
     slowed_s = min(step_s, evidence.phases_s(*slowed))
-    return Diagnosis(cause, REMEDY, step_s, takes=slowed_s, evidence=(always,))
+    return Diagnosis(cause, remedy, step_s, takes=slowed_s, evidence=(always,))
 
 
 def _of_allocations(row: OwnToolRow, evidence: Evidence, step_s: float) -> Diagnosis | None:

@@ -16,10 +16,12 @@ from typing import Any
 
 import torch
 from torch.profiler import ProfilerAction
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from cs_systems.instrument.compiler import passed_through, replaced
 
 PROFILER, HISTORY = "torch.profiler", "CUDA memory history"
+COUNTER, COUNTS = "FlopCounterMode", "torch.utils.flop_counter"  # the module, which imports triton, is not loaded here
 # tool, as named by a Profiler → function that returns whether it is active in this process
 TOOLS: dict[str, Callable[[], bool]] = {
     PROFILER: lambda: bool(torch._C._autograd._profiler_enabled()),
@@ -43,6 +45,7 @@ class OwnTools:
         self._we_call = False
         # the program has prepared a profiler, which it will enable without another preparation
         self._is_profiler_prepared = False
+        self._begun: set[str] = set()
         self._installed = ExitStack()
 
     def watch(self) -> None:
@@ -52,6 +55,16 @@ class OwnTools:
         self._precede(profiler, "_enable_profiler", lambda: self._profiler_is_prepared(True), PROFILER)
         self._precede(profiler, "_disable_profiler", lambda: self._profiler_is_prepared(False), None)
         self._precede(torch.cuda.memory, "_record_memory_history", lambda: None, HISTORY)
+        enter: Any = TorchDispatchMode.__enter__
+
+        @passed_through
+        @functools.wraps(enter)
+        def entered(mode: TorchDispatchMode) -> Any:
+            if type(mode).__module__ == COUNTS:
+                self._begun.add(COUNTER)
+            return enter(mode)
+
+        self._installed.callback(replaced(TorchDispatchMode, "__enter__", entered))
 
     def find_prepared(self) -> None:
         """Find a torch.profiler that the program prepared before the observation began."""
@@ -78,7 +91,14 @@ class OwnTools:
         tracers = {"sys.settrace": sys.gettrace(), "sys.setprofile": sys.getprofile()}
         found = {name for name, tracer in tracers.items() if tracer is not None}
         found |= {"tracemalloc"} if tracemalloc.is_tracing() else set()
+        modes = _get_current_dispatch_mode_stack()
+        found |= {COUNTER} if any(type(mode).__module__ == COUNTS for mode in modes) else set()
         return found | {tool for tool, is_active in TOOLS.items() if tool != self._used_by_us and is_active()}
+
+    def begun(self) -> set[str]:
+        """Return the program's tools that began since the last call, though they may have ended within their step."""
+        begun, self._begun = self._begun, set()
+        return begun
 
     @contextmanager
     def ours(self, tool: str | None) -> Iterator[None]:

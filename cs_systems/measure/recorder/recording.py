@@ -166,8 +166,8 @@ class Recording:
 
     def _take(self, tracker: Tracker) -> None:
         """Record the step that ends here, and begin the next one."""
-        tools = self._tools.slowing()
-        self._watch.note_tools(tools)
+        tools, begun = self._tools.slowing(), self._tools.begun()
+        self._watch.note_tools(tools, begun)
         if self._waits_for is not None:
             self._given.clear()
             tracker.start()
@@ -184,7 +184,7 @@ class Recording:
         if is_warmup:
             self._warmed_up(stage)
         elif stage.is_timed:
-            self._slowed_by |= tools
+            self._slowed_by |= tools | begun
         if len(self._timed) >= stage.steps and (stage.is_recorded or self._watch.samples_enough()):
             self._complete(tracker)
         else:

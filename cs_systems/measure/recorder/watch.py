@@ -95,6 +95,7 @@ class Watch(Observer):
         self._last_slow, self._next_slow = 0, -1  # the next one is expected at the same distance as the last two
         self._expected = set[int]()
         self._tools: dict[int, Set[str]] = {}  # tools active at the start of each step
+        self._begun_tools: dict[int, Set[str]] = {}  # tools begun in each step
         self._sampler.samples.clear()
         self._memory.clear()
         self._model_calls.clear()
@@ -129,8 +130,9 @@ class Watch(Observer):
             self._expected.add(number)
         self._sampler.step_begins(number, 0.0 if is_expected else self._limit_s)
 
-    def note_tools(self, active: Set[str]) -> None:
-        """Note the program's own tools that slow the step that begins now."""
+    def note_tools(self, active: Set[str], begun: Set[str]) -> None:
+        """Note the program's own tools that slow the step that begins now, and those begun in the step that ends."""
+        self._begun_tools[len(self.durations_s) - 1] = begun
         self._tools[len(self.durations_s)] = active
 
     @contextmanager
@@ -324,7 +326,7 @@ class Watch(Observer):
     def _own_tools(self) -> Iterator[found.OwnToolRow]:
         """Yield a row for each tool of the program, including steps in which it begins or ends."""
         under = {
-            number: self._tools[number] | self._tools[number + 1]
+            number: self._tools[number] | self._tools[number + 1] | self._begun_tools.get(number, set())
             for number in self._tools
             if number + 1 in self._tools and number >= FEWEST_STEPS and number not in self._compiling
         }

@@ -419,6 +419,9 @@ def test_profiler_in_all_steps_has_an_unknown_cost() -> None:
     always = under(steps=40, without_s=None, extra_s=None)
     (found,) = causes(loop({"own_tools": [always]}))
     assert found.cause == "all 40 steps run under the program's own torch.profiler, which slows each operator"
+    (counted,) = causes(loop({"own_tools": [always | {"tool": "FlopCounterMode"}]}))
+    assert counted.cause == "all 40 steps run under the program's own FlopCounterMode, which slows each operator"
+    assert counted.remedy == "count the operations of one step, and train without it"
     assert causes(loop({"own_tools": [always | {"tool": "sys.settrace"}]})) == ()
     assert causes(loop({"own_tools": [under(extra_s=-0.1)]})) == ()
 

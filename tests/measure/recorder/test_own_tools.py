@@ -21,6 +21,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from cs_systems.measure.recorder import Recorder, tracker
 from cs_systems.measure.recorder.unedited import ScriptRecorder
@@ -388,3 +389,19 @@ def test_steps_outside_the_recorded_ones_count_in_the_time_of_the_whole_loop(tmp
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("whole loop: "))
     assert line.startswith("whole loop: 23 steps took ")
     assert ", every 6 (" in line
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_counter_of_operations_within_a_step_is_found_in_its_steps_alone(tmp_path: Path, every: int) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with recorded(tmp_path, profile="none") as recorder:
+        for step in range(24):
+            with FlopCounterMode(display=False) if step % every == 0 else nullcontext():
+                model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    record = recorder.records[0]
+    (row,) = record.results["own_tools"]
+    assert row["tool"] == "FlopCounterMode"
+    assert abs(every * row["steps"] - row["of_steps"]) < every
+    assert "FlopCounterMode" in next(each.message for each in record.warnings if each.code == "own-tools")
