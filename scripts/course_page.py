@@ -42,10 +42,9 @@ def generated() -> str:
 def section(task: Task) -> Iterator[str]:
     yield f"## {task.name}"
     yield task.asks
-    if not task.is_by_hand:
-        words = ["course", task.name, *(["--code", "PATH:NAME"] if task.code else [])]
-        lines = [words, *task.commands(task.full, f"runs/course/{task.folder or task.name}")]
-        yield f"```console\n{NEEDS[task.gpus]}{''.join(map(shown, lines))}```" if task.gpus else _plain(lines)
+    words = ["course", task.name, *(["--code", "PATH:NAME"] if task.code else [])]
+    lines = [words, *task.commands(task.full, f"runs/course/{task.folder or task.name}")]
+    yield f"```console\n{NEEDS[task.gpus]}{''.join(map(shown, lines))}```" if task.gpus else _plain(lines)
     for number in task.shows:
         if printed := excerpt(task, number):
             yield f"```text\n{printed}\n```"

@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -39,7 +39,7 @@ class TaskRow(TypedDict):
     gpus: Annotated[
         int, Column("GPUs", note="GPUs: at the handout's sizes; with fewer, a task runs smaller, and says so")
     ]
-    state: Annotated[str, Column(note="by hand: sums without a command")]
+    state: str
 
 
 class CommandRow(TypedDict):
@@ -115,8 +115,7 @@ def planned(
     """
     out = folder / (task.folder or task.name)
     if not task.steps:
-        how = "by hand; a table has the limits by formula" if task.limits else "by hand; no command measures it"
-        return Plan(task, "full", how, [], out, machine)
+        return Plan(task, "full", "by formula; nothing is measured", [], out, machine)
     if full and machine.gpus < task.gpus:
         raise ConfigError(f"the handout's size needs {_counted(task.gpus)}, and this is {machine}; leave out --full")
     for option, given in {"--size": sizes, "--context-length": contexts, "--model": model}.items():
@@ -307,17 +306,12 @@ def carried_out(plan: Plan, deadline: float | None = None) -> int:
 
     deadline: reading of time.monotonic() after which no command that measures begins; reports of records do.
     """
-    if plan.task.is_by_hand:
-        return 0
     plan.out.mkdir(parents=True, exist_ok=True)
     done: list[dict[str, Any]] = []
     with (plan.out / f"{plan.task.name}.txt").open("w", encoding="utf-8") as file:
-        if plan.task.limits:
-            from cs_systems.formulas.scaling import layer_limits
-
-            rows = layer_limits(plan.task.limits)
-            file.write(table_text(layer_limits, rows))
-            print_table(layer_limits, rows)
+        for made, rows in _by_formula(plan.task):
+            file.write(table_text(made, rows))
+            print_table(made, rows)
         for number, words in enumerate(plan.commands, 1):
             began, line = time.monotonic(), visible(command_line("cs-systems", *words))
             print(f"$ {line}", file=file)
@@ -334,6 +328,16 @@ def carried_out(plan: Plan, deadline: float | None = None) -> int:
                 return status
     _write_state(plan, done)
     return max((step["status"] or 0 for step in done), default=0)
+
+
+def _by_formula(task: Task) -> Iterator[tuple[Table[Any], Sequence[Any]]]:
+    """Yield the tables of a task that formulas fill, each with its rows."""
+    from cs_systems.formulas.scaling import layer_limits, ring_times
+
+    if task.limits:
+        yield layer_limits, layer_limits(task.limits)
+    if task.ring:
+        yield ring_times, ring_times(task.ring)
 
 
 def _status(words: list[str]) -> int:
@@ -383,8 +387,6 @@ def _write_state(plan: Plan, done: Sequence[dict[str, Any]]) -> None:
 
 def state(task: Task, folder: Path) -> str:
     """Return the state of a task in a folder of results, in a few words."""
-    if task.is_by_hand:
-        return "by hand"
     file = state_file(task, folder / (task.folder or task.name))
     try:
         found = json.loads(file.read_text(encoding="utf-8"))

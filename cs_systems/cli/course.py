@@ -165,7 +165,6 @@ def _run_task(plan: Plan, deadline: float | None) -> int:
     began = time.monotonic()
     status = _course.carried_out(plan, deadline)
     seconds = time.monotonic() - began
-    if not plan.task.is_by_hand:
-        text = plan.out / f"{plan.task.name}.txt"
-        print(visible(f"{seconds:.0f} s; records: {plan.out}\nall that was printed: {text}"), flush=True)
+    text = plan.out / f"{plan.task.name}.txt"
+    print(visible(f"{seconds:.0f} s; records: {plan.out}\nall that was printed: {text}"), flush=True)
     return status

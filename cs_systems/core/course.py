@@ -28,14 +28,10 @@ class Task:
     code: str = ""
     folder: str = ""
     limits: tuple[str, ...] = ()
+    ring: tuple[int, ...] = ()
     shows: tuple[int, ...] = (1,)
     answers: tuple[str, ...] = ()
     studies: tuple[str, ...] = ()
-
-    @property
-    def is_by_hand(self) -> bool:
-        """Flag of a derivation, which no command measures."""
-        return not self.steps and not self.limits
 
     def commands(self, values: Mapping[str, str], out: str) -> list[list[str]]:
         """Return the words after `cs-systems` of each command, with these values and this folder of results."""

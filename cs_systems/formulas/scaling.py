@@ -1,15 +1,17 @@
-"""Largest numbers of ranks for one feed-forward layer, by strategy, before sending takes longer than computing."""
+"""Limits by sending: most ranks for a feed-forward layer by strategy, and the time of an all-reduce around a ring."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Annotated, NamedTuple, TypedDict
 
 from cs_systems.config import preset
 from cs_systems.core.tables import Column, table
+from cs_systems.formulas.communication import all_reduce_bytes
 
 TOKENS = 2**20  # tokens of the whole batch
 LAYER = "xl-2026"  # size of the one feed-forward layer
+RING_BYTES = 1e9  # of the tensor that is reduced around a ring
 LOW_BYTES = 2  # bytes of an element in bf16
 # machine → dense bf16 FLOP/s, and bytes/s that a GPU sends by NVLink, from data sheets
 MACHINES = {"H100": (989.5e12, 450e9), "B200": (2250e12, 900e9)}
@@ -94,3 +96,35 @@ def layer_limits(strategies: Collection[str] = ()) -> list[LayerLimitRow]:
         for limit in feed_forward_limits(TOKENS, preset(LAYER).d_ff, LOW_BYTES, flops_per_s, bytes_per_s)
         if not strategies or limit.strategy in strategies
     ]
+
+
+class RingRow(TypedDict):
+    """Time of an all-reduce of one tensor around a ring, in pieces and whole."""
+
+    machine: str
+    ranks: int
+    pieces_s: Annotated[float, Column("in pieces")]
+    whole_s: Annotated[float, Column("whole tensors")]
+    times: Annotated[float, Column("times as long", form=".2f")]
+
+
+@table(
+    "time of an all-reduce around a ring, without latency",
+    notes=(
+        f"in pieces: 2 (N−1)/N S/W; whole tensors: (N−1) S/W; S: {RING_BYTES / 1e9:g} GB; W: bytes/s that a rank sends",
+    ),
+)
+def ring_times(ranks: Sequence[int]) -> list[RingRow]:
+    """Return the times of S/W with a reduce-scatter and an all-gather of pieces, and with whole tensors passed on.
+
+    In pieces each rank sends 2 (N−1)/N S bytes (Patarasuk & Yuan 2009); whole tensors are S bytes in each of N − 1
+    steps. Both are at the rates of data sheets.
+    """
+    rows: list[RingRow] = []
+    for machine, (_, bytes_per_s) in MACHINES.items():
+        for count in ranks:
+            pieces_s = all_reduce_bytes(RING_BYTES, count) / bytes_per_s
+            whole_s = RING_BYTES * (count - 1) / bytes_per_s
+            times = {"pieces_s": pieces_s, "whole_s": whole_s, "times": whole_s / pieces_s}
+            rows.append({"machine": machine, "ranks": count, **times})  # type: ignore[typeddict-item]
+    return rows

@@ -46,7 +46,7 @@ UNKNOWN_S = 120  # limit of a task that was never measured
 
 def chosen(gpus: int) -> list[str]:
     """Return the tasks that take one GPU or none, or those that take several."""
-    return [task.name for task in tasks().values() if not task.is_by_hand and (task.gpus > 1) == (gpus > 1)]
+    return [task.name for task in tasks().values() if (task.gpus > 1) == (gpus > 1)]
 
 
 def limits(wanted: Sequence[str], kept: Path) -> dict[str, float]:
@@ -168,7 +168,7 @@ def table(kept: Path) -> str:
     rows = ["| task | size | machine | commands | seconds | failed |", "| --- | --- | --- | --- | --- | --- |"]
     for task in tasks().values():
         if not (state := _state(task, kept)):
-            rows.append(f"| {task.name} | {'by hand' if task.is_by_hand else 'not run'} | | | | |")
+            rows.append(f"| {task.name} | not run | | | | |")
             continue
         steps = state["steps"]
         failed = ", ".join(step["command"][0] for step in steps if step["status"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cs_systems.formulas.scaling import feed_forward_limits
+from cs_systems.formulas.scaling import MACHINES, RING_BYTES, feed_forward_limits, ring_times
 
 
 @pytest.mark.parametrize("element_bytes", [2, 4])
@@ -43,3 +43,13 @@ def test_collectives_of_two_dimensions_one_after_the_other_reach_the_most_ranks_
     ]
     assert apart == pytest.approx(max(tried))
     assert at_once / 4 < apart < at_once
+
+
+def test_ring_that_passes_whole_tensors_takes_half_its_ranks_times_as_long() -> None:
+    rows = ring_times([2, 3, 16])
+    assert [row["ranks"] for row in rows] == [2, 3, 16] * len(MACHINES)
+    for row in rows:
+        sent_s = RING_BYTES / MACHINES[row["machine"]][1]  # of one whole tensor
+        assert row["whole_s"] == pytest.approx((row["ranks"] - 1) * sent_s)
+        assert row["times"] == pytest.approx(row["ranks"] / 2)
+        assert row["pieces_s"] < 2 * sent_s
