@@ -44,6 +44,7 @@ from cs_systems.record import RunRecord
 # Another optimizer trains something else if it makes more steps than this after the first one's last step, and more
 # than the first one ever made. A GAN's critic makes about five per step of the generator.
 OTHER_TRAINING_STEPS = 8
+EAGER_STEPS = 4  # steps of an optimizer after which it is no compiled one, whose hooks run while it is being compiled
 
 
 class _Since(NamedTuple):
@@ -99,6 +100,7 @@ class ScriptRecorder(Recorder):
         self._latest: weakref.ref[Optimizer] | None = None  # optimizer that stepped last, until a GradScaler returns
         # optimizer → number of steps found before its latest one
         self._stepped_at: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._seen_to_step = 0  # steps of optimizers while each backward pass counts as a step
         self._most_between = 1  # steps found between two steps of another optimizer
         self._since: list[_Since] = []
         self._captures_step = False  # an optimizer stepped while a CUDA graph was being captured
@@ -190,7 +192,9 @@ class ScriptRecorder(Recorder):
                 self._captures_step |= tracker.captures()
                 return
             if self._ends_with_backward and self._optimizers:  # the optimizer also steps inside a compiled function
-                return
+                self._seen_to_step += 1
+                if self._seen_to_step < EAGER_STEPS:
+                    return
             # the optimizer was made after the first backward pass, so the loop only begins here
             if self._ends_with_backward:
                 self._ends_with_backward = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 import torch
@@ -77,6 +78,42 @@ def test_script_without_an_optimizer_has_a_step_for_each_backward_pass(tmp_path:
     assert len(samples(record)) == STEPS
     (caveat,) = (caveat for caveat in record.warnings if caveat.code == "no-optimizer")
     assert caveat.message == "no optimizer stepped: a step is one backward pass"
+
+
+class SharpnessAware(torch.optim.Optimizer):
+    """Optimizer around another that shifts the weights between two backward passes (Foret et al. 2021)."""
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        super().__init__(base.param_groups, {})
+        self.base = base
+
+    @torch.no_grad()
+    def shift(self, sign: float) -> None:
+        for weight in self.base.param_groups[0]["params"]:
+            weight.add_(torch.ones_like(weight), alpha=0.01 * sign)
+
+    def step(self, closure: Any = None) -> None:
+        self.shift(-1.0)
+        self.base.step()
+
+
+def test_weights_that_change_between_two_passes_do_not_end_a_step(tmp_path: Path) -> None:
+    """Two backward passes are one step, although the weights change between them, as if a compiled optimizer stepped."""
+    model = torch.nn.Linear(4, 2)
+    recorder = ScriptRecorder("sharp", out=tmp_path, warmup=2, steps=100, profile="none")
+    optimizer = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(12):
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.shift(1.0)
+        optimizer.zero_grad()
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    recorder.close()
+    (record,) = recorder.records
+    assert "no-optimizer" not in {caveat.code for caveat in record.warnings}
+    assert 6 < len(samples(record)) < 12
+    assert "SharpnessAware" in str(record.results["ran"][0]["optimizer"])
 
 
 def test_optimizer_that_never_steps_is_mentioned(tmp_path: Path) -> None:
