@@ -17,11 +17,11 @@ from cs_systems.record import RunRecord
 
 LEAST_GAIN = statistics.MINIMUM_EFFECT
 UNEVEN = 0.1  # share of a loop's time that steps of another kind take beyond a usual step
-PLAIN = 2.0  # ratio of two processes; those of one program have differed by 1.5 times on a busy host
+PLAIN = 2.0  # ratio of two processes that their variation does not explain, even on a busy host
 MOST_PAIRS = 3  # most pairs of processes; without a clear difference after these, there is no gain
 # The error of 5% is divided among the looks after each pair, so that the interval is valid at whichever pair a trial
 # ends. The test of core/sequential.py assumes less, but takes at least 8 pairs, too many for a search of minutes. The
-# few processes of a cell hardly show how much they vary, so that the processes of all cells show it together.
+# few processes of a cell hardly show how much they vary, so that those of the other cells show it too.
 CONFIDENCE = 1 - (1 - statistics.CONFIDENCE) / MOST_PAIRS
 
 
@@ -29,7 +29,7 @@ class Judgement(NamedTuple):
     """Ratio of the candidate to the best cell, below 1 for a gain, with its interval.
 
     is_gain: None while neither a gain nor its absence is certain.
-    is_sure: processes have shown how much they vary, or do not vary as much; else this is assumed, as for a quiet GPU.
+    is_sure: False if the variation between processes is an assumption, and the ratio is below PLAIN.
     """
 
     is_gain: bool | None
@@ -84,8 +84,9 @@ def _judge_numbers(
     others: Iterable[Records],
 ) -> Judgement:
     """Compare one number per process; one process a side shows no noise, and decides nothing if no others show it."""
-    then, now, *varied = ([[[value(record) or 0.0]] for record in records] for records in (best, candidate, *others))
+    then, now = ([[[value(record) or 0.0]] for record in records] for records in (best, candidate))
     scaled = [[[number / times for number in steps] for steps in rounds] for rounds in now]
+    varied = [[[[number]] for record in records if (number := value(record))] for records in others]
     found = statistics.ratio_interval(then, scaled, CONFIDENCE, varied)
     return Judgement(True if found.verdict == "faster" else None, found.ratio, found.low, found.high)
 

@@ -228,12 +228,16 @@ class Search:
         On a GPU, launches hide it at most, and such an option is tried again under a CUDA graph.
         """
         excludes = found.low is not None and found.low > 1 / (1 + LARGE_GAIN) and found.is_sure
-        return found.ratio > 1 - LEAST_GAIN and (self._is_steady or excludes)
+        return found.ratio > 1 - LEAST_GAIN and (self._is_model_on_gpu or excludes)
+
+    @property
+    def _is_model_on_gpu(self) -> bool:
+        return self.situation.on_gpu and isinstance(self.best, RunConfig)
 
     @property
     def _is_steady(self) -> bool:
-        """Flag of processes that hardly vary: those of the model on a GPU, unlike those of a script."""
-        return self.situation.on_gpu and isinstance(self.best, RunConfig)
+        """Flag of processes that hardly vary: those of the model if they wait for a GPU, and not for the host."""
+        return self._is_model_on_gpu and not any(map(is_launch_bound, self._records.get(self.best, ())))
 
     def _known(self) -> list[RunRecord]:
         """Return the records of the best cell that need not be measured again for the first pair of a trial.
@@ -284,11 +288,11 @@ class Search:
         for pair, found in enumerate(self._pairs(self.start, cell, [], []), 1):
             if isinstance(found, str):
                 return whole
-            whole = found
+            is_sure = found.is_sure or self._is_steady
+            whole = found if is_sure else found._replace(is_gain=None)
             pair_s = (self.bench.spent_s() - began_s) / pair
             is_close = found.low is not None and found.high is not None and found.high / found.low < CLOSE_ENDS
-            is_sure = found.is_gain is not None and (found.is_sure or self._is_steady)
-            if (is_close and is_sure) or self.bench.left_s() < pair_s:
+            if (is_close and whole.is_gain is not None) or self.bench.left_s() < pair_s:
                 break
         return whole
 

@@ -265,7 +265,7 @@ def ratio_interval(
         return Comparison(ratio, None, None, "unknown", None, unseen, noise, *centers)
     variance = a.variance + b.variance
     doubt = a.variance**2 / a.dof + b.variance**2 / b.dof
-    dof = variance**2 / doubt if doubt else math.inf
+    dof = max(1.0, variance**2 / doubt) if doubt else math.inf
     half = student_t((1 + confidence) / 2, dof) * math.sqrt(variance)
     resolution = max(math.expm1(half), MINIMUM_EFFECT)
     low, high = ratio * math.exp(-half), ratio * math.exp(half)
@@ -294,7 +294,7 @@ def pooled(programs: Iterable[Sequence[Rounds]]) -> Pooled:
     squares = dof = 0.0
     for groups in programs:
         if len(groups) > 1:
-            logs = [math.log(median([rounds])) for rounds in groups]
+            logs = _logs([median([rounds]) for rounds in groups])
             squares += statistics.variance(logs) * (len(logs) - 1)
             dof += len(logs) - 1
     return Pooled(squares / dof if dof else 0.0, dof)

@@ -250,7 +250,7 @@ def _spread(device: str, pairs: list[Recorded]) -> str:
 
 
 def _ahead() -> int:
-    """Return how many processes may start while another one computes; 1: none but the next."""
+    """Return how many processes are started at a time, with the one that computes."""
     return max(1, min(6, len(os.sched_getaffinity(0)) - CORES))
 
 
@@ -262,7 +262,9 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=100, help="pairs to record per device")
     parser.add_argument("--comparisons", type=int, default=20, help="live comparisons per device")
     parser.add_argument("--budget-s", type=float, default=160.0, help="time for each device")
-    parser.add_argument("--ahead", type=int, default=_ahead(), help="processes that start while others compute")
+    parser.add_argument(
+        "--ahead", type=int, default=_ahead(), help="processes started at a time, with the one that computes"
+    )
     parser.add_argument("--trials", type=int, default=1000, help="replayed comparisons of each kind")
     parser.add_argument("--seed", type=int, default=0, help="of the replays")
     parser.add_argument("--out", type=Path, help="folder of the times and the table")

@@ -401,7 +401,7 @@ to other programs: of 21 faults 17 had their cause first and 19 among three, and
 one. Missed or second: adam_on_the_host (copies compared by time; by bytes it is found, also on a third machine),
 ranks_accumulation_reduces (all-reduces that wait for the other rank's launches filled the gaps), lengths_compiled_anew
 (the share of a step outweighed the compilations between the steps), recomputes_with_room. The first three are mended;
-the table shows what these records give now.
+the table shows what these records give now. The answers of these runs were not kept.
 
 In recomputes_with_room the recomputation is second: compiling saves more. Its truth only says that it takes a quarter.
 In small_layers_eager the third sentence is of the kernels' time, after the step no longer waits for launches. In

@@ -344,12 +344,24 @@ def test_other_programs_show_how_much_processes_vary(processes: int, between: fl
         alone.append(stats.ratio_interval(a, b))
     assert [found.verdict for found in others_seen].count("no difference") >= 0.92 * 150
     assert others_seen[0].unseen is None
+    slow = [process(rng, 1.0, 0.01) for _ in range(processes)], [process(rng, 1.5, 0.01) for _ in range(processes)]
+    quiet = [[process(rng, scale, 0.01) for _ in range(3)] for scale in (1, 2, 4)]
+    assert stats.ratio_interval(*slow, others=quiet).verdict == "slower"
     if processes > 1:
         width, width_alone = (
             sorted(math.log(one.high / one.low) for one in found if one.low and one.high)[75]
             for found in (others_seen, alone)
         )
         assert width < 0.95 * width_alone
+
+
+def test_one_other_pair_gives_an_interval_and_wrong_durations_are_refused() -> None:
+    one, other = [[[1.0, 1.01, 1.0]] * 3], [[[1.1, 1.1, 1.11]] * 3]
+    found = stats.ratio_interval(one, other, others=[[[[2.0]], [[2.1]]]])
+    assert found.low is not None
+    assert 0 < found.low < found.ratio
+    with pytest.raises(ValueError, match="; compare only durations above 0"):
+        stats.ratio_interval(one, other, others=[[[[0.0]], [[1.0]]]])
 
 
 def test_programs_with_one_process_show_no_variance_between_processes() -> None:

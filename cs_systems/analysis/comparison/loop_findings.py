@@ -296,7 +296,7 @@ class ForwardOperatorsRow(TypedDict):
 
     operators: int
     arithmetic_s: float  # upper bound, by the sizes of their results
-    has_recurrent: bool  # recurrent modules of torch are left out of both
+    has_recurrent: bool  # recurrent modules of torch, and what is between them, are left out of both
     function: str | None
     place: str | None
 

@@ -19,7 +19,7 @@ LEAST_RISE = 0.3  # least rise between two parts, as a share of the mean rise; a
 
 
 class Growth(NamedTuple):
-    """Quantity at the first and last reading, by a line through the first and last readings, and its growth by step."""
+    """Growth by step, and the quantity at the first and last reading by a line through the medians of both ends."""
 
     steps: int
     first: float

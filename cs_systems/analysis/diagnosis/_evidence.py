@@ -156,7 +156,7 @@ class Evidence:
 
     @property
     def compiling_share(self) -> float:
-        """Share of the timed steps in which code is compiled."""
+        """Share of the timed steps' time in which code is compiled."""
         samples = self.measurement.timed if self.measurement else ()
         whole_s = sum(sample.wall_s for sample in samples)
         return min(1.0, sum(sample.compile_s or 0.0 for sample in samples) / whole_s) if whole_s else 0.0

@@ -52,7 +52,7 @@ class DiagnosisRow(TypedDict):
 DIAGNOSES = Table("diagnoses", DiagnosisRow, "causes of lost time or memory, the largest first")
 
 
-TOLD = 0.02  # least bound as a share of `now`: the rest beside a cause that takes nearly all is as small as its error
+LEAST_BOUND = 0.02  # share of `now`; a smaller bound is within the error of the measurement, and is not shown
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Diagnosis:
             about = "about " if self.recorded else ""
             recorded = f", recorded {self._written(self.recorded)[0]}" if self.recorded else ""
             return f"; {verb}: {value}{spread} instead of {about}{now}{recorded}"
-        if self.at_best is None or self.at_best < TOLD * self.now:
+        if self.at_best is None or self.at_best < LEAST_BOUND * self.now:
             return try_it
         if self.unprofiled:
             least, low, high, now = self._written(self.at_best, *self.unprofiled, self.now)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from cs_systems.analysis.attribution.gaps import LAUNCH
 from cs_systems.analysis.attribution.tables import families, gaps, waits
 from cs_systems.analysis.comparison.loop_findings import HOST_SYNC, INNER_LINES, WAITING
-from cs_systems.analysis.comparison.loop_ranks import EXCHANGE
+from cs_systems.analysis.comparison.loop_ranks import EXCHANGE, LOOP_RANKS
 from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Expected, Rule, Unknown
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis._measured import after
@@ -34,6 +34,7 @@ RANKS, COMPILED_RANKS = (
 # that wait for another rank's launches fill gaps, and the replay keeps their time.
 MOST_OF_THEM = 0.8
 MANY_WAITS = 3  # per step
+COLLECTIVE = "collective"  # family of kernels
 LEAST = 0.02  # share of the step of a phase that is named
 OPTIONS = {"graph": ("step",), **COMPILED}
 
@@ -105,7 +106,8 @@ def _traced(evidence: Evidence, step_s: float) -> Diagnosis | Unknown | None:
     if evidence.is_loop and evidence.measurement is not None:
         # other launches are those of the program's own Python, which other rules report
         most_s = sum(_of_loop_s(evidence, evidence.measurement, step_s).values())
-        waited_s = min(max(waited_s, _in_collectives_s(evidence, step_s)), most_s)
+        hidden_s = min(_in_collectives_s(evidence, step_s), max(0.0, most_s - _computed_s(evidence)))
+        waited_s = min(waited_s + hidden_s, most_s)
     rows: tuple[Row, ...] = tuple(gaps.of(evidence.tables))
     unprofiled = evidence.unprofiled_s
     if unprofiled and waited_s > WORTH * step_s >= waited_s - (step_s - unprofiled[1]):
@@ -131,15 +133,19 @@ def _traced(evidence: Evidence, step_s: float) -> Diagnosis | Unknown | None:
 
 
 def _in_collectives_s(evidence: Evidence, step_s: float) -> float:
-    """Return the time of a rank's step in which it neither computes nor transfers; 0 where that is not known.
+    """Return the time of a rank's collectives in which they neither transfer nor wait for a late rank.
 
-    Kernels of collectives that wait for another rank's host fill the gaps between the others.
+    They wait for the other ranks' launches then, and fill the gaps between kernels. 0 where that is not known.
     """
-    exchange, times = EXCHANGE.first(evidence.tables), families.of(evidence.tables)
-    if exchange is None or not times:
+    exchange, mine = EXCHANGE.first(evidence.tables), LOOP_RANKS.first(evidence.tables)
+    if exchange is None or mine is None or not mine["step_s"]:
         return 0.0
-    computed_s = sum(row["time_s"] for row in times if row["family"] != "collective")
-    return max(0.0, step_s * (1 - exchange["transfer_share"]) - computed_s)
+    lasted_s = sum(row["time_s"] for row in families.of(evidence.tables) if row["family"] == COLLECTIVE)
+    return max(0.0, lasted_s - step_s * (exchange["transfer_share"] + mine["waiting_s"] / mine["step_s"]))
+
+
+def _computed_s(evidence: Evidence) -> float:
+    return sum(row["time_s"] for row in families.of(evidence.tables) if row["family"] != COLLECTIVE)
 
 
 def _expected(evidence: Evidence) -> Expected | None:

@@ -43,11 +43,13 @@ def find(evidence: Evidence) -> Diagnosis | None:
         return None
     if always is None:
         return _of_allocations(every[ALLOCATIONS], evidence, step_s)
-    slowed = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)
-    cause = f"all {always['steps']} steps run under the program's own {always['tool']}, which slows each operator"
-    remedy = COUNT_ONCE if always["tool"] == COUNTER else REMEDY
-    slowed_s = min(step_s, evidence.phases_s(*slowed))
-    return Diagnosis(cause, remedy, step_s, takes=slowed_s, evidence=(always,))
+    if always["tool"] == COUNTER:  # it may count a part of the step
+        cause = f"each of {always['steps']} steps uses the program's own {COUNTER}, which slows each operator inside it"
+        slowed, remedy = (Phase.FORWARD, Phase.LOSS), COUNT_ONCE
+    else:
+        cause = f"all {always['steps']} steps run under the program's own {always['tool']}, which slows each operator"
+        slowed, remedy = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER), REMEDY
+    return Diagnosis(cause, remedy, step_s, takes=min(step_s, evidence.phases_s(*slowed)), evidence=(always,))
 
 
 def _of_allocations(row: OwnToolRow, evidence: Evidence, step_s: float) -> Diagnosis | None:

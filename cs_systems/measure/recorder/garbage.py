@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from cs_systems.analysis.comparison.loop_findings import CollectionRow
@@ -17,15 +18,24 @@ from cs_systems.measure.recorder.stacks import Line, callee_of, function_of, own
 COLLECTION_S = 0.001  # a shorter collection is counted without its place
 
 
+@dataclass
+class _OfStep:
+    """Collections of one step; lines: the time of the long ones at each line."""
+
+    count: int = 0
+    total_s: float = 0.0
+    longest_s: float = 0.0
+    lines: dict[Line, float] = field(default_factory=dict)
+
+
 class Collections:
     """Garbage collections in the steps of a loop, and the lines at which the long ones happen."""
 
     def __init__(self) -> None:
         self._total_s = 0.0
         self._began_s: float | None = None  # None: no collection is in progress
-        self._places: Counter[Line] = Counter()
         self._step: int | None = None
-        self._in_step: list[tuple[int, float]] = []  # the number of the step, and the duration in s
+        self._by_step: defaultdict[int, _OfStep] = defaultdict(_OfStep)
 
     def step_begins(self, number: int | None) -> None:
         """Begin a step; None means that what follows is outside of the loop's steps."""
@@ -53,26 +63,32 @@ class Collections:
         if self._step is None or not was_seen:
             return
         self._total_s += lasted_s  # first, because a sample can be taken during any call
-        self._in_step.append((self._step, lasted_s))
+        of_step = self._by_step[self._step]
+        of_step.count += 1
+        of_step.total_s += lasted_s
+        of_step.longest_s = max(of_step.longest_s, lasted_s)
         if lasted_s > COLLECTION_S:
             chain, leaf = own_lines(sys._getframe(1))
             line = leaf or (chain[-1] if chain else None)
             if line is not None:
-                self._places[line] += lasted_s  # type: ignore[assignment]
+                of_step.lines[line] = of_step.lines.get(line, 0.0) + lasted_s
 
     def row(self, steps: int, total_s: float) -> CollectionRow | None:
         """Return the collections of the first `steps` steps, which took `total_s`; None without one."""
-        lasted = [(step, lasted_s) for step, lasted_s in self._in_step if step < steps]
-        if not lasted or not total_s:
+        found = [of_step for step, of_step in self._by_step.items() if step < steps]
+        if not found or not total_s:
             return None
-        most = most_of(self._places) if self._places else None
+        lines = Counter[Line]()
+        for of_step in found:
+            lines.update(of_step.lines)  # type: ignore[arg-type]
+        most = most_of(lines) if lines else None
         callee = callee_of(most) if most else None
         return {
             "steps": steps,
-            "collections": len(lasted),
-            "time_s": sum(lasted_s for _, lasted_s in lasted),
-            "in_steps": _holding_most(lasted),
-            "longest_s": max(lasted_s for _, lasted_s in lasted),
+            "collections": sum(each.count for each in found),
+            "time_s": sum(each.total_s for each in found),
+            "in_steps": _holding_most([each.total_s for each in found]),
+            "longest_s": max(each.longest_s for each in found),
             "total_s": total_s,
             "function": function_of(most) if most else None,
             "place": place_of(most) if most else None,
@@ -80,10 +96,7 @@ class Collections:
         }
 
 
-def _holding_most(lasted: Sequence[tuple[int, float]]) -> int:
+def _holding_most(times_s: Sequence[float]) -> int:
     """Return the smallest number of steps that hold nine tenths of the time."""
-    by_step = Counter[int]()
-    for step, lasted_s in lasted:
-        by_step[step] += lasted_s  # type: ignore[assignment]
-    sums = accumulate(sorted(by_step.values(), reverse=True))
-    return 1 + sum(1 for sum_s in sums if sum_s < 0.9 * by_step.total())
+    sums = accumulate(sorted(times_s, reverse=True))
+    return 1 + sum(1 for sum_s in sums if sum_s < 0.9 * sum(times_s))

@@ -20,8 +20,8 @@ _NO_OPERATORS = ("AccumulateGrad", "ViewBackward", "TBackward", "squeezeBackward
 class GraphSize(NamedTuple):
     """Operators of a forward pass, and an upper bound in s of their arithmetic.
 
-    Those of recurrent modules of torch are left out: they are one operator for the program, with many nodes.
-    has_recurrent: there are such modules, so that the operators are not the whole pass.
+    Recurrent modules of torch, and what runs between two of them, are left out: each is one operator for the program,
+    with many nodes. has_recurrent: there are such modules, so that the operators are not the whole pass.
     """
 
     operators: int

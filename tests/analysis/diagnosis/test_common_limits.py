@@ -376,6 +376,28 @@ def test_replay_without_launches_needs_four_fifths_of_their_waits(plain_s: float
     assert one.change == change
 
 
+@pytest.mark.parametrize(
+    ("collective_s", "transfer_share", "waiting_s", "waited_s"),
+    [
+        (0.5, 0.125, 0.0, 0.5),  # 0.125 s of gaps, and 0.375 s in collectives that do not transfer
+        (0.5, 0.125, 0.25, 0.25),  # a rank that is late for another reason is not waited for by a launch
+        (0.125, 0.125, 0.0, 0.125),
+        (2.0, 0.0, 0.0, 0.625),  # at most the launch-bound phases without their own kernels, and the gaps
+    ],
+)
+def test_collectives_that_wait_for_launches_count_as_waits_of_the_gpu(
+    collective_s: float, transfer_share: float, waiting_s: float, waited_s: float
+) -> None:
+    families = [{"family": "collective", "time_s": collective_s}, {"family": "matmul", "time_s": 0.25}]
+    rows = {"gaps": [{"device": 0, "cause": "launch-bound", "time_s": 0.125}], "families": families,
+            "loop_exchange": [{"transfer_share": transfer_share}],
+            "loop_ranks": [{"step_s": 1.0, "waiting_s": waiting_s}]}  # fmt: skip
+    one = found("launch_bound", waiting(rows, forward=0.75))
+    assert isinstance(one, Diagnosis)
+    assert one.share == pytest.approx(waited_s)
+    assert (one.change is None) is (waited_s > 0.125), "the replay keeps the time of collectives"
+
+
 @pytest.mark.parametrize(("kernel", "refines"), [("solve", ()), (ADD, ("unfused-elementwise",))])
 def test_growth_of_elementwise_kernels_comes_before_their_number(kernel: str, refines: tuple[str, ...]) -> None:
     one = found("growth", slower({PRODUCT: (1.0, 0.0), kernel: (1.0, 0.25)}))

@@ -420,7 +420,12 @@ def test_profiler_in_all_steps_has_an_unknown_cost() -> None:
     (found,) = causes(loop({"own_tools": [always]}))
     assert found.cause == "all 40 steps run under the program's own torch.profiler, which slows each operator"
     (counted,) = causes(loop({"own_tools": [always | {"tool": "FlopCounterMode"}]}))
-    assert counted.cause == "all 40 steps run under the program's own FlopCounterMode, which slows each operator"
+    assert counted.cause == (
+        "each of 40 steps uses the program's own FlopCounterMode, which slows each operator inside it"
+    )
+    assert counted.takes is not None
+    assert found.takes is not None
+    assert counted.takes < found.takes, "it may count forward alone"
     assert counted.remedy == "count the operations of one step, and train without it"
     assert causes(loop({"own_tools": [always | {"tool": "sys.settrace"}]})) == ()
     assert causes(loop({"own_tools": [under(extra_s=-0.1)]})) == ()
@@ -516,6 +521,7 @@ def test_operators_are_small_if_they_are_many_without_arithmetic(
     row = {"operators": operators, "arithmetic_s": arithmetic_s, "function": None, "place": None}
     found = causes(loop({"forward_operators": [row]}))
     assert [each.code for each in found] == ["small-operators"] * is_named
+    assert causes(loop({"forward_operators": [row | {"has_recurrent": True}]})) == (), "they are not the whole pass"
 
 
 @pytest.mark.parametrize(

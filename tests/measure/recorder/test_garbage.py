@@ -23,6 +23,9 @@ def test_collections_after_the_last_whole_step_and_outside_of_steps_do_not_count
     assert row["collections"] == 3
     assert row["in_steps"] == 2
     assert row["longest_s"] <= row["time_s"] < collections.total()
+    assert row["is_called"]
+    assert str(row["place"]).startswith("test_garbage.py:")
+    assert collections.row(0, 1.0) is None
     later = collections.row(3, 1.0)
     assert later is not None
     assert later["time_s"] == pytest.approx(collections.total())

@@ -98,7 +98,7 @@ class SharpnessAware(torch.optim.Optimizer):
 
 
 def test_weights_that_change_between_two_passes_do_not_end_a_step(tmp_path: Path) -> None:
-    """Two backward passes are one step, although the weights change between them, as if a compiled optimizer stepped."""
+    """Two backward passes are one step, although weights change between them, as if a compiled optimizer stepped."""
     model = torch.nn.Linear(4, 2)
     recorder = ScriptRecorder("sharp", out=tmp_path, warmup=2, steps=100, profile="none")
     optimizer = SharpnessAware(torch.optim.SGD(model.parameters(), lr=0.1))

@@ -20,6 +20,7 @@ import torch
 
 from cs_systems.analysis.comparison.loop_findings import WHOLE_LOOP
 from cs_systems.analysis.comparison.loop_growth import follows_inputs
+from cs_systems.core.step_kinds import StepKind
 from cs_systems.machine.device import resolve
 from cs_systems.measure.recorder import kept, stacks
 from cs_systems.measure.recorder.memory import Memory
@@ -366,6 +367,20 @@ def test_sampled_steps_count_as_usual_even_if_the_machine_became_busy(durations_
         watch.close()
 
 
+def test_growth_is_found_beside_sampling_that_makes_steps_longer() -> None:
+    watch = Watch(resolve("cpu"), lambda: None)
+    try:
+        watch.durations_s = [0.03 if 25 <= n < 70 else 0.004 + 0.0001 * n for n in range(100)]
+        watch.all_sampled = range(25, 70)
+        usual = StepKind(tuple(range(100)), 0.01, 1.0, None)
+        (row,) = watch._time_growth(usual, {})
+        assert row["per_step"] == pytest.approx(0.0001, rel=0.05)
+        watch.all_sampled = range(0)
+        assert [*watch._time_growth(usual, {})] == []
+    finally:
+        watch.close()
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux tells how long a thread waits for a core")
 def test_steps_that_wait_for_a_core_do_not_count_as_slow() -> None:
     cores = os.sched_getaffinity(0)
@@ -396,7 +411,8 @@ def test_steps_that_wait_for_a_core_do_not_count_as_slow() -> None:
 @pytest.mark.parametrize(
     ("rises", "phase"),
     [({}, None), ({"other": 1.0}, "other"), ({"other": 2.0, "backward": 1.0}, "other"),
-     ({"other": 1.9, "backward": 1.0}, None), ({"other": 0.1, "forward": -1.0}, "other")],
+     ({"other": 1.9, "backward": 1.0}, None), ({"other": 0.1, "forward": -1.0}, "other"),
+     ({"other": 0.01}, "other"), ({"other": 0.009}, None), ({"other": 0.009, "forward": -1.0}, None)],
 )  # fmt: skip
 def test_growing_phase_is_named_only_if_no_other_rises_nearly_as_much(
     rises: dict[str, float], phase: str | None
