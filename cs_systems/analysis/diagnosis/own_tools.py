@@ -43,6 +43,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
         return None
     if always is None:
         return _of_allocations(every[ALLOCATIONS], evidence, step_s)
+    slowed: tuple[Phase, ...]
     if always["tool"] == COUNTER:  # it may count a part of the step
         cause = f"each of {always['steps']} steps uses the program's own {COUNTER}, which slows each operator inside it"
         slowed, remedy = (Phase.FORWARD, Phase.LOSS), COUNT_ONCE

@@ -80,7 +80,7 @@ class Collections:
             return None
         lines = Counter[Line]()
         for of_step in found:
-            lines.update(of_step.lines)  # type: ignore[arg-type]
+            lines.update(of_step.lines)
         most = most_of(lines) if lines else None
         callee = callee_of(most) if most else None
         return {
