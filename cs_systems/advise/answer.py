@@ -102,7 +102,10 @@ class Answer:
     def _error(self) -> str:
         off = errors(self.trials)
         if not off:
-            return "no trial had an expected step, because expectations require a GPU" if self.kept else ""
+            environment = self.history[0].environment if self.history else None
+            on_gpu = environment is not None and environment.device != "cpu"
+            why = "nothing measured predicts these options" if on_gpu else "expectations require a GPU"
+            return f"no trial had an expected step, because {why}" if self.kept else ""
         close = sum(error <= CLOSE for error in off)
         return f"expected against measured: {close} of {len(off)} within {CLOSE:.0%}, median off by {median(off):.0%}"
 

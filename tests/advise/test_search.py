@@ -336,3 +336,10 @@ def test_command_of_a_cell_has_every_option_that_differs_from_the_default() -> N
     assert "--precision bf16" in words
     assert "--parts fused_rmsnorm fused_rotary" in words
     assert "--graph step" in words
+
+
+@pytest.mark.parametrize(("machine", "why"), [(GPU, "nothing measured predicts"), (CPU, "expectations require a GPU")])
+def test_kept_options_without_an_expectation_have_their_reason(machine: Environment, why: str) -> None:
+    record = replace(ModelledBench().measure(START, 0), environment=machine)
+    answer = Answer(START, START, (record, record), (row_of("allocator", "expandable segments", "kept"),), "time")
+    assert why in answer.sentences()[-1]
