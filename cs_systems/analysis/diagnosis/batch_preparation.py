@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 from cs_systems.analysis.attribution.host_work import host_work
-from cs_systems.analysis.comparison.loop_findings import OTHER, OWN_PYTHON
+from cs_systems.analysis.comparison.loop_findings import COLLECTOR, OTHER, OWN_PYTHON
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis.data_input import ends_of_iterators
-from cs_systems.analysis.diagnosis.own_python import FEWEST, LEAST, MOST, NOTABLE, named
+from cs_systems.analysis.diagnosis.own_python import FEWEST, LEAST, MOST, NOTABLE, named, started_collections
 
 REMEDY = "prepare batches in the workers of a data loader (num_workers, prefetch_factor), or once before the loop"
 INDICES = "draw only the indices of the batch, or permute them once per epoch"
@@ -36,7 +36,16 @@ def find(evidence: Evidence) -> Diagnosis | None:
     shown = [row for row in rows if row["time_s"] >= LEAST * step_s][:MOST]
     lines = ", ".join(f"{named(row)} ({row['time_s'] / step_s:.0%})" for row in shown)
     cause = f"{lasted_s / step_s:.0%} of the step waits for the next batch, which the main process prepares: {lines}"
-    return Diagnosis(cause, _remedy(calls), step_s, step_s - lasted_s, evidence=tuple(rows))
+    at_best = step_s - lasted_s - _collected_s(evidence)
+    return Diagnosis(cause, _remedy(calls), step_s, at_best, evidence=tuple(rows), takes=lasted_s)
+
+
+def _collected_s(evidence: Evidence) -> float:
+    """Return the time of a step in garbage collections that the preparation starts, and that go with it."""
+    if started_collections(evidence) is None:
+        return 0.0
+    own = OWN_PYTHON.of(evidence.tables)
+    return sum(row["time_s"] for row in own if row["phase"] == OTHER and row["function"] == COLLECTOR)
 
 
 def _remedy(calls: str) -> str:

@@ -573,6 +573,16 @@ def test_other_time_without_samples_is_unknown() -> None:
     ]
 
 
+@pytest.mark.parametrize(("function", "at_best"), [("batches", 0.036), ("train", 0.054)])
+def test_bound_of_a_preparation_leaves_out_the_collections_that_it_starts(function: str, at_best: float) -> None:
+    made = own("batches", 8, 0.04, "torch.tensor") | {"feeds_model": True}
+    tables = {"own_python": [made, own("garbage collector", 0, 0.02) | {"place": ""}],
+              "garbage_collection": [collected(0.8, function=function, place="train.py:8")]}  # fmt: skip
+    found = next(each for each in causes(loop(tables, other=0.07)) if each.code == "batch-preparation")
+    assert found.at_best == pytest.approx(at_best)
+    assert found.share == pytest.approx(0.4)
+
+
 def test_garbage_collection_between_phases_does_not_count_as_own_python() -> None:
     collector = own("garbage collector", 0, 0.045) | {"place": ""}
     tables = {"own_python": [collector, own("augment", 8, 0.01)], "garbage_collection": [collected(2.0)]}
