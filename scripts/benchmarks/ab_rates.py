@@ -37,7 +37,8 @@ from cs_systems.measure.runtime.pairs import Interleaved
 from cs_systems.measure.runtime.program import Trial
 
 PRODUCTS = {"cpu": {"A": 10, "B": 11}, "cuda": {"A": 100, "B": 103}}
-# On a CPU no power of two: with rows of 256 numbers processes had three speeds, up to 1.5 times apart, on two machines.
+# On a CPU no power of two: with rows of 256 numbers processes had three speeds, up to 1.5 times apart, and 13% of the
+# slower programs were not found (profiles/ab_rates/cpu_256, with 40 steps a process, next to other programs).
 SIZE = {"cpu": 320, "cuda": 1024}
 SLOWDOWN = {device: counts["B"] / counts["A"] - 1 for device, counts in PRODUCTS.items()}
 WARMUP, STEPS = 5, {"cpu": 200, "cuda": 40}
