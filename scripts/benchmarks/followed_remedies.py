@@ -208,7 +208,7 @@ def page(found: list[Followed]) -> str:
     """Return the output in markdown."""
     refuted = sum(each.verdict.startswith("refuted") for each in found)
     lines = ["# Is the first sentence true when it is followed?", ""]
-    lines += [f"{len(found)} remedies were followed; {refuted} sentences are refuted.", ""]
+    lines += [f"Of {len(found)} sentences whose remedy was followed, {refuted} refuted.", ""]
     lines += ["| fault | sentence | not below | before, ms | after, ms | after / before | verdict |"]
     lines += ["| --- | --- | --: | --: | --: | --: | --- |"]
     for each in found:

@@ -101,7 +101,8 @@ def _bounded(one: Diagnosis, evidence: Evidence) -> Diagnosis:
     """Return a diagnosis whose bound is between 0 and `now`, and allows for a faster rest of a loop.
 
     The rest of a loop's step gets faster when its cause is gone, as its data stay in the caches, and part of it is the
-    recording's own work. In the loops of profiles/diagnosis_truth/followed.md it was up to 46% shorter.
+    recording's own work. In profiles/diagnosis_truth/followed.md 20 of 21 sentences hold with this; without the lists
+    of numbers of one loop, the rest takes 7% of the step and not 21%.
     """
     if one.at_best is None:
         return one
