@@ -211,7 +211,7 @@ class Search:
             if isinstance(answer, str):
                 return "failed", answer, None, UNCHECKED
             found = answer
-            if (found.is_gain is not None and (found.is_sure or self._is_steady)) or self._is_hopeless(found):
+            if found.is_gain is not None or self._is_hopeless(found):
                 break
         assert found is not None
         if not found.is_gain:
@@ -272,7 +272,8 @@ class Search:
                 yield f"its peak is {human(peak, 'bytes')}, more than {human(limit, 'bytes')}"
                 return
             others = [found for one, found in self._records.items() if one not in (base, cell)]
-            yield GOALS[self.situation.goal].judge(of_base, records, times, others)
+            judged = GOALS[self.situation.goal].judge(of_base, records, times, others)
+            yield judged if judged.is_sure or self._is_steady else judged._replace(is_gain=None)
 
     def _prove(self) -> None:
         """Measure the start and the best cell again, in alternating processes."""
@@ -288,11 +289,10 @@ class Search:
         for pair, found in enumerate(self._pairs(self.start, cell, [], []), 1):
             if isinstance(found, str):
                 return whole
-            is_sure = found.is_sure or self._is_steady
-            whole = found if is_sure else found._replace(is_gain=None)
+            whole = found
             pair_s = (self.bench.spent_s() - began_s) / pair
             is_close = found.low is not None and found.high is not None and found.high / found.low < CLOSE_ENDS
-            if (is_close and whole.is_gain is not None) or self.bench.left_s() < pair_s:
+            if (is_close and found.is_gain is not None) or self.bench.left_s() < pair_s:
                 break
         return whole
 

@@ -22,7 +22,7 @@ from tests.analysis.diagnosis.test_exact_rules import RANK, calls
 from tests.analysis.diagnosis.test_findings import recorded
 from tests.analysis.diagnosis.test_loop_rank_rules import BUFFERS, GRADIENTS, LATE, MIB, OTHER, RANKS, ranks
 from tests.analysis.diagnosis.test_loop_rules import LOOP, STARTED, growing, inner, own, slow, under
-from tests.analysis.diagnosis.test_rule_limits import fed, found, idle, step
+from tests.analysis.diagnosis.test_rule_limits import at_limit, fed, found, idle, step
 
 CONCATENATES = "CatArrayBatchedCopy<float>"
 TWO_THIRDS = 2 / 3
@@ -199,9 +199,7 @@ LIMITS: dict[str, tuple[Evidence, Evidence]] = {
 
 @pytest.mark.parametrize("limit", LIMITS)
 def test_rule_gives_a_diagnosis_from_its_limit_on(limit: str) -> None:
-    silent, speaking = LIMITS[limit]
-    rule = limit.partition(":")[0]
-    assert (found(rule, silent), isinstance(found(rule, speaking), Diagnosis)) == (None, True)
+    assert at_limit(limit, *LIMITS[limit]) == (None, True)
 
 
 SYNC = {"call": "cudaStreamSynchronize", "within": "host_sync", "time_s": 0.1, "calls_per_step": 3.0}

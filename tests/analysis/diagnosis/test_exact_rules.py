@@ -48,7 +48,7 @@ from tests.analysis.diagnosis.test_loop_rules import (
     under,
     updates,
 )
-from tests.analysis.diagnosis.test_rule_limits import fed, found, host, idle, memory, step
+from tests.analysis.diagnosis.test_rule_limits import at_limit, fed, found, host, idle, memory, step
 from tests.analysis.diagnosis.test_rules import RANKS, timed
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -298,9 +298,7 @@ LIMITS: dict[str, tuple[Evidence, Evidence]] = {
 
 @pytest.mark.parametrize("limit", LIMITS)
 def test_rule_gives_a_diagnosis_from_its_limit_on(limit: str) -> None:
-    silent, speaking = LIMITS[limit]
-    rule = limit.partition(":")[0]
-    assert (found(rule, silent), isinstance(found(rule, speaking), Diagnosis)) == (None, True)
+    assert at_limit(limit, *LIMITS[limit]) == (None, True)
 
 
 def waiting(sync: float, launches: float, value: float) -> Evidence:

@@ -46,6 +46,12 @@ def found(rule: str, evidence: Evidence) -> Diagnosis | Unknown | None:
     return named.find(evidence)
 
 
+def at_limit(limit: str, silent: Evidence, speaking: Evidence) -> tuple[Any, bool]:
+    """Return what the rule before the colon finds below its limit, and whether it gives a diagnosis from there on."""
+    rule = limit.partition(":")[0]
+    return found(rule, silent), isinstance(found(rule, speaking), Diagnosis)
+
+
 def step(tables: Any = None, config: RunConfig = LOOP, walls: Sequence[float] = (1.0,), **phases: float) -> Evidence:
     samples = tuple(Sample(0, False, wall_s, phases, phases) for wall_s in walls)
     return Evidence(tables or {}, Measurement("monotonic", samples, 0.0), config)
@@ -254,9 +260,7 @@ LIMITS: dict[str, tuple[Evidence, Evidence]] = {
 
 @pytest.mark.parametrize("limit", LIMITS)
 def test_rule_gives_a_diagnosis_from_its_limit_on(limit: str) -> None:
-    silent, speaking = LIMITS[limit]
-    rule = limit.partition(":")[0]
-    assert (found(rule, silent), isinstance(found(rule, speaking), Diagnosis)) == (None, True)
+    assert at_limit(limit, *LIMITS[limit]) == (None, True)
 
 
 # rule: case → (evidence, share, least that is left, words of the cause)
