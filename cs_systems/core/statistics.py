@@ -52,6 +52,9 @@ difference.
 CONTRADICTION = 4.0
 """Ratio of measured to assumed variance between processes above which the assumption is ignored."""
 
+ENOUGH_DOF = 4
+"""Degrees of freedom, such as of 3 processes a side, with which rounds no longer tell how much processes vary."""
+
 MEDIAN_OVER_MEAN = 1.3
 """Assumed ratio of the variance of the median of all samples to that of the trimmed mean of the rounds' medians.
 
@@ -232,12 +235,13 @@ def ratio_interval(
 ) -> Comparison:
     """Return the ratio of B's duration to A's, with its interval and verdict.
 
-    The ratio is taken between the medians of all samples, so that the interval contains it. Its width is Welch's t
-    (1947), with the variance of a process from the trimmed log medians of its rounds (Yuen 1974). A side's variance
-    between processes is a weighted mean of two estimates: the variance of its n processes (n − 1 degrees of freedom),
-    and an assumed variance that counts as one more. The assumed variance is `BETWEEN_PROCESSES_SD` squared, or
-    more if the rounds suggest it, plus the variance of the rounds. With one process it is the only estimate, unless
-    `others` show more: their variance between processes joins that of both sides, half of its degrees of freedom each.
+    The ratio is taken between the medians of all samples, so that the interval contains it. Its width is Student's t,
+    with the common variance between the processes of both sides, of `others` too if these are few. The assumed variance
+    counts as one degree of freedom more: it is `BETWEEN_PROCESSES_SD` squared, plus the variance of a process from the
+    trimmed log medians of its rounds (Yuen 1974).
+
+    With fewer than `ENOUGH_DOF` it is Welch's t (1947): each side has a variance of its own, joined by that of `others`
+    with half of their degrees of freedom, and more is assumed if the rounds suggest it.
 
     Args:
         a_groups: durations of A, by process and round.
@@ -266,6 +270,10 @@ def ratio_interval(
     variance = a.variance + b.variance
     doubt = a.variance**2 / a.dof + b.variance**2 / b.dof
     dof = max(1.0, variance**2 / doubt) if doubt else math.inf
+    if (measured := _measured(a_groups, b_groups, shown)).dof >= ENOUGH_DOF:
+        assumed = BETWEEN_PROCESSES_SD**2 + max(a.noise, b.noise)
+        one, dof = _with_assumed(measured, assumed)
+        variance = one * (_of_median(len(a_groups)) + _of_median(len(b_groups)))
     half = student_t((1 + confidence) / 2, dof) * math.sqrt(variance)
     resolution = max(math.expm1(half), MINIMUM_EFFECT)
     low, high = ratio * math.exp(-half), ratio * math.exp(half)
@@ -300,12 +308,34 @@ def pooled(programs: Iterable[Sequence[Rounds]]) -> Pooled:
     return Pooled(squares / dof if dof else 0.0, dof)
 
 
+def _measured(a_groups: Sequence[Rounds], b_groups: Sequence[Rounds], others: Pooled) -> Pooled:
+    """Return the common variance between the processes of both sides; of other programs too if these are too few."""
+    own = pooled([a_groups, b_groups])
+    return own if own.dof >= ENOUGH_DOF else _joined(own, others)
+
+
+def _joined(one: Pooled, other: Pooled) -> Pooled:
+    dof = one.dof + other.dof
+    return Pooled((one.dof * one.variance + other.dof * other.variance) / dof if dof else 0.0, dof)
+
+
+def _with_assumed(measured: Pooled, assumed: float) -> Pooled:
+    """Return a measured variance joined with the assumed one as one more degree of freedom, unless it is far larger."""
+    return measured if measured.variance > CONTRADICTION * assumed else _joined(measured, Pooled(assumed, 1))
+
+
+def _of_median(n: int) -> float:
+    """Return the variance of the median of n normal values, relative to the variance of one value."""
+    return math.pi / (2 * n + math.pi - 2) if n > 1 else 1.0
+
+
 class _Estimate(NamedTuple):
     """Variance of the log median of one side, with its degrees of freedom (0: unknown)."""
 
     variance: float
     dof: float
     between_sd: float  # assumed standard deviation between processes
+    noise: float  # variance of a process, from its rounds
 
 
 def _estimate(groups: Sequence[Rounds], others: Pooled) -> _Estimate:
@@ -320,23 +350,18 @@ def _estimate(groups: Sequence[Rounds], others: Pooled) -> _Estimate:
             within.append(variance)
             within_dof += of_rounds
             round_variances.append(variance * (of_rounds + 1))
-    n = len(groups)
     if round_variances and (rounds_sd := math.sqrt(statistics.fmean(round_variances))) > RESTLESS_SD:
         between_sd = max(between_sd, RESTLESS * rounds_sd)
     assumed = between_sd**2 + (noise := statistics.fmean(within) if within else 0.0)
     own = pooled([groups])
     if own.dof + others.dof == 0:  # between_sd counts as known, so only the noise is uncertain (Satterthwaite 1946)
         noise_dof = within_dof * (assumed / noise) ** 2 if noise else math.inf
-        return _Estimate(assumed, noise_dof if within else 0, between_sd)
-    # variance of the median of n normal values, relative to the variance of one value
-    of_median = math.pi / (2 * n + math.pi - 2) if n > 1 else 1.0
+        return _Estimate(assumed, noise_dof if within else 0, between_sd, noise)
     if own.dof and own.variance > CONTRADICTION * max(assumed, others.variance):
-        return _Estimate(of_median * own.variance, own.dof, between_sd)
-    dof = own.dof + others.dof
-    shown = (own.dof * own.variance + others.dof * others.variance) / dof
-    if shown > CONTRADICTION * assumed:
-        return _Estimate(of_median * shown, dof, between_sd)
-    return _Estimate(of_median * (assumed + dof * shown) / (dof + 1), dof + 1, between_sd)
+        found = own
+    else:
+        found = _with_assumed(_joined(own, others), assumed)
+    return _Estimate(_of_median(len(groups)) * found.variance, found.dof, between_sd, noise)
 
 
 def _variance(values: Sequence[float]) -> tuple[float, int]:
