@@ -1,6 +1,7 @@
 """Outcome of a loop: its losses, and the optimizer steps that a GradScaler skipped.
 
 Nothing is read while the loop runs, because reading waits for the device: scalars are kept until the end of a stage.
+A scalar in the memory of CUDA graphs of torch.compile is copied on the device, because the next step overwrites it.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -178,11 +180,18 @@ def _kept(root: Any) -> _Scalar | _Number | None:
         return None
     storage = root.untyped_storage()
     if storage.nbytes() <= _SMALL_BYTES:
-        return _Scalar(storage, int(root.storage_offset()), root.dtype)
+        kept = storage.clone() if _is_of_graphs(root.device) else storage
+        return _Scalar(kept, int(root.storage_offset()), root.dtype)
     kind = _IN_C.get(root.dtype)  # mse_loss returns a part of the memory that it used
     if kind is None or root.device.type != "cpu" or not root.data_ptr():
         return None
     return _Number(kind.from_address(root.data_ptr()).value)
+
+
+def _is_of_graphs(device: torch.device) -> bool:
+    """Return whether torch.compile may have made a tensor of this device in the memory of its CUDA graphs."""
+    trees = sys.modules.get("torch._inductor.cudagraph_trees") if device.type == "cuda" else None
+    return trees is not None and trees.get_manager(device.index, create_if_none_exists=False) is not None
 
 
 def _read(value: Callable[[], Any]) -> Any:

@@ -177,3 +177,38 @@ def test_recomputation_on_a_gpu_belongs_to_backward(reentrant: bool, tmp_path: P
     assert 2 < backward / forward < 4
     (caveat,) = (each for each in record.warnings if each.code == "recomputed")
     assert 10 < int(caveat.message.partition("%")[0]) < 50
+
+
+GRAPHS = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(256, 256)
+
+    def forward(self, x):
+        return self.inner(x).square().mean()
+
+torch.manual_seed(0)
+model = Net().cuda()
+model.compile(mode="reduce-overhead")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+batch, losses = torch.randn(64, 256, device="cuda"), []
+for _ in range(40):
+    loss = model(batch)
+    losses.append(loss.item())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(losses)
+"""
+
+
+def test_losses_in_the_memory_of_compiled_cuda_graphs_are_kept(tmp_path: Path) -> None:
+    done, (record, *_) = ran(GRAPHS, tmp_path)
+    losses = [float(each) for each in done.stdout.strip("[]\n").split(",")]
+    (outcome,) = record.results["outcome"]
+    assert outcome["losses"] >= 8
+    assert losses[-1] < outcome["late_loss"] < outcome["early_loss"] <= losses[0]
