@@ -102,12 +102,16 @@ class Answer:
     def _error(self) -> str:
         off = errors(self.trials)
         if not off:
-            environment = self.history[0].environment if self.history else None
-            on_gpu = environment is not None and environment.device != "cpu"
-            why = "nothing measured predicts these options" if on_gpu else "expectations require a GPU"
-            return f"no trial had an expected step, because {why}" if self.kept else ""
+            return f"no trial had an expected step, because {self._why_unexpected()}" if self.kept else ""
         close = sum(error <= CLOSE for error in off)
         return f"expected against measured: {close} of {len(off)} within {CLOSE:.0%}, median off by {median(off):.0%}"
+
+    def _why_unexpected(self) -> str:
+        if not isinstance(self.start, RunConfig):
+            return "only a trial shows what an option gives a script"
+        environment = self.history[0].environment if self.history else None
+        on_gpu = environment is not None and environment.device != "cpu"
+        return "nothing measured predicts these options" if on_gpu else "expectations require a GPU"
 
 
 def row_of(lever: str, change: str = "", status: str = "", reason: str = "") -> TrialRow:

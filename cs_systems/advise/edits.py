@@ -11,6 +11,7 @@ from itertools import takewhile
 from typing import NamedTuple, TypeGuard
 
 OPTIMIZERS = frozenset({"Adam", "AdamW", "SGD", "Adagrad", "NAdam", "RAdam", "RMSprop", "Adamax", "Adadelta"})
+OF_MODELS = ("configure_optimizers", "configure_optimizer", "setup_optimizers", "setup_optimizer")  # own methods
 BLANK = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
 Edit = Callable[[str], str | None]
 
@@ -140,17 +141,24 @@ def chained(*edits: Edit) -> Edit:
 
 
 def optimizers(source: str) -> Iterator[tuple[ast.stmt, str]]:
-    """Yield each statement that makes an optimizer of `NAME.parameters()`, with the name."""
+    """Yield each statement that makes an optimizer of a model, with the model's name.
+
+    It takes `NAME.parameters()`, or is a method of `NAME`, which the source also calls.
+    """
+    called = {call.func.id for call in all_calls(source) if isinstance(call.func, ast.Name)}
     for statement in ast.walk(ast.parse(source)):
         if not isinstance(statement, ast.Assign | ast.AnnAssign | ast.Expr | ast.Return):
             continue
         for call in ast.walk(statement):
-            if isinstance(call, ast.Call) and name_of(call) in OPTIMIZERS:
-                for part in ast.walk(call):
-                    match part:
-                        case ast.Attribute(value=ast.Name(id=model), attr="parameters" | "named_parameters"):
-                            yield statement, model
-                            break
+            match call:
+                case ast.Call(func=ast.Attribute(value=ast.Name(id=model), attr=name)) if name in OF_MODELS:
+                    if model in called:
+                        yield statement, model
+                case ast.Call() if name_of(call) in OPTIMIZERS:
+                    parts = (part for part in ast.walk(call) if isinstance(part, ast.Attribute))
+                    given = (part for part in parts if part.attr in ("parameters", "named_parameters"))
+                    if model := next((part.value.id for part in given if isinstance(part.value, ast.Name)), ""):
+                        yield statement, model
 
 
 def calls(source: str, names: Collection[str]) -> bool:

@@ -51,7 +51,7 @@ def judge_time(best: Records, candidate: Records, times: float = 1.0, others: It
         best: records of the best cell.
         candidate: records of the candidate.
         times: the candidate's batch over the best's.
-        others: records of other cells, by cell; they also show how much processes vary here.
+        others: other records, by cell; they also show how much processes vary here.
     """
     if is_uneven(best[0]) or is_uneven(candidate[0]):
         return _judge_numbers(mean_s, best, candidate, times, others)

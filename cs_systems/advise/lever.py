@@ -252,6 +252,7 @@ class ScriptChange:
             patch expresses the change: then a trial runs the patched text, which is written to no file.
         patch: returns the text of a file with the change written into it; None if it does not find the place.
         in_script_alone: whether the patch belongs into the script, and into none of its modules.
+        replaces: names of levers that it takes the place of.
     """
 
     what: str
@@ -260,6 +261,7 @@ class ScriptChange:
     hook: Callable[[], Callable[[], bool] | None] | None = None
     patch: Callable[[str], str | None] | None = None
     in_script_alone: bool = False
+    replaces: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -409,7 +411,8 @@ def _of_script(situation: Situation, name: str, lever: Lever) -> Iterator[Propos
     elif reason := lever.script.unfit(situation):
         yield name, reason
     else:
-        plan = replace(situation.cell, levers=(*situation.cell.levers, name))
+        others = (each for each in situation.cell.levers if each not in lever.script.replaces)
+        plan = replace(situation.cell, levers=(*others, name))
         usual = max(lever.usual, *(situation.causes.get(code, 0.0) for code in lever.remedies), 0.0)
         if lever.shortens_kernels:
             usual *= 1 - situation.causes.get("launch-bound", 0.0)

@@ -271,9 +271,14 @@ class Search:
             if (peak := peak_bytes(records[-1])) and (limit := self.situation.memory_bytes) and peak > limit:
                 yield f"its peak is {human(peak, 'bytes')}, more than {human(limit, 'bytes')}"
                 return
-            others = [found for one, found in self._records.items() if one not in (base, cell)]
+            others = self._others(*of_base, *records)
             judged = GOALS[self.situation.goal].judge(of_base, records, times, others)
             yield judged if judged.is_sure or self._is_steady else judged._replace(is_gain=None)
+
+    def _others(self, *compared: RunRecord) -> list[list[RunRecord]]:
+        """Return the other records of all cells, which show how much processes vary here."""
+        known = {id(record) for record in compared}
+        return [[record for record in found if id(record) not in known] for found in self._records.values()]
 
     def _prove(self) -> None:
         """Measure the start and the best cell again, in alternating processes."""

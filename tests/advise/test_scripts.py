@@ -13,7 +13,7 @@ import pytest
 
 from cs_systems.advise import edits, in_script
 from cs_systems.advise.answer import Answer, row_of
-from cs_systems.advise.lever import Changes, ScriptPlan, Situation, all_levers, proposals
+from cs_systems.advise.lever import Changes, Proposal, ScriptPlan, Situation, all_levers, proposals
 from cs_systems.advise.levers import no_sync
 from cs_systems.advise.levers.data_loader import WORKERS
 from cs_systems.advise.ranks import split
@@ -96,6 +96,23 @@ def test_edits_do_not_change_calls_that_already_set_the_option() -> None:
     assert edits.after_imports("gc.freeze()", needs="gc")("x = 1\n") is None
 
 
+def test_a_model_may_make_its_own_optimizer() -> None:
+    edit, line = edits.before_optimizer("{model}.compile()"), "self.optimizer = model.configure_optimizers(config)\n"
+    assert edit(f"{line}loss = model(x)\n") == f"model.compile()\n{line}loss = model(x)\n"
+    assert edit(line) is None  # perhaps no model, because nothing calls it
+
+
+def test_a_lever_takes_the_place_of_another() -> None:
+    compiled, graphs = ScriptPlan(("tf32", "compile")), ScriptPlan(("tf32", "compiled_graphs"))
+    to_graphs, to_compile = (
+        {one[0] if isinstance(one, tuple) else one.lever: one for one in proposals(situation, all_levers())}
+        for situation in (Situation(cell, GPU, texts=(SCRIPT,)) for cell in (compiled, graphs))
+    )
+    assert to_compile["compile"] == ("compile", "compiled_graphs compiles the model already")
+    assert isinstance(option := to_graphs["compiled_graphs"], Proposal)
+    assert option.cell == graphs
+
+
 def test_a_diff_can_be_applied(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("a = 1\nb = 2")
     text = diff("train.py", "a = 1\nb = 2", "a = 1\nb = 3")
@@ -133,15 +150,15 @@ def test_command_after_a_job_of_ranks_starts_the_ranks(
 def test_command_after_a_trace_names_its_cell_or_its_script() -> None:
     answer = DiagnosisAnswer((Diagnosis("c", "r", 1.0, code="launch-bound"),))
     start = ["cs-systems", "advise"]
-    assert try_after_trace(answer, None) == [*start, "--levers", "compile", "--", "YOUR_SCRIPT.py"]
+    assert try_after_trace(answer, None) == [*start, "--levers", "compile", "compiled_graphs", "--", "YOUR_SCRIPT.py"]
     cell = RunRecord("", RunConfig(profiler="kineto").to_dict(), "ok")
     words = try_after_trace(answer, cell)
     assert words[2:4] == ["--size", "small"]
     assert words[-3:] == ["--levers", "compile", "cuda_graph"]
-    loop = replace(cell, config=RunConfig(workload="loop train").to_dict())
+    loop, levers = replace(cell, config=RunConfig(workload="loop train").to_dict()), ("compile", "compiled_graphs")
     for given, script in (("-- train.py --lr 1", ["--", "train.py", "--lr", "1"]), ("-- -m train", [])):
         recorded = replace(loop, origin=Origin(1.0, f"cs-systems run --steps 2:8 {given}"))
-        assert try_after_trace(answer, recorded) == ([*start, "--levers", "compile", *script] if script else [])
+        assert try_after_trace(answer, recorded) == ([*start, "--levers", *levers, *script] if script else [])
     assert try_after_trace(answer, loop) == []
 
 
