@@ -583,6 +583,15 @@ def test_bound_of_a_preparation_leaves_out_the_collections_that_it_starts(functi
     assert found.share == pytest.approx(0.4)
 
 
+def test_bound_allows_for_a_short_rest_that_runs_in_cold_caches() -> None:
+    """Phases of µs take a third of their recorded time in a step without other code."""
+    phases = {"forward": 0.0006, "loss": 0.0004, "backward": 0.001, "optimizer": 0.0008, "other": 0.0122}
+    measurement = Measurement("monotonic", (Sample(0, False, 0.015, phases, phases),) * 10, 0.0)
+    tables = {"own_python": [own("batches", 32, 0.012, "float") | {"feeds_model": True}]}
+    (found,) = causes(Evidence(tables, measurement, LOOP, judged="the step's time"))
+    assert found.at_best == pytest.approx(0.001)
+
+
 def test_garbage_collection_between_phases_does_not_count_as_own_python() -> None:
     collector = own("garbage collector", 0, 0.045) | {"place": ""}
     tables = {"own_python": [collector, own("augment", 8, 0.01)], "garbage_collection": [collected(2.0)]}
