@@ -46,7 +46,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     floor_s = evidence.floor_s(Phase.OPTIMIZER)
     least_s = lasted_s * FUSED_PASSES / FOREACH_PASSES if floor_s is None else min(floor_s, lasted_s)
     calls = round(sum(row.get("calls_per_step", 0) for row in rows))
-    waits_s = _timed_waits_s(evidence, lasted_s, calls) or _waits_s(evidence)
+    waits_s = _timed_waits_s(evidence, lasted_s, calls) or _waits_s(evidence, step_s)
     share = min(1.0, (lasted_s + waits_s) / step_s)
     cause = f"the optimizer takes {share:.0%} of the step, and its kernels are not fused"
     if waits_s:
@@ -80,14 +80,16 @@ def _timed_waits_s(evidence: Evidence, lasted_s: float, calls: int) -> float:
     return max(0.0, evidence.phases_s(Phase.OPTIMIZER) - lasted_s)
 
 
-def _waits_s(evidence: Evidence) -> float:
+def _waits_s(evidence: Evidence, step_s: float) -> float:
     """Return the time in which the GPU waits for launches of the optimizer, if these are most of the step's waits.
 
     It is 0 if the profiler's own cost per launch explains the waits.
     """
-    step_s, idle_s = evidence.step_s or 0.0, evidence.idle_s.get(LAUNCH, 0.0)
+    idle_s = evidence.idle_s.get(LAUNCH)
+    if idle_s is None or evidence.usual is None or evidence.clean_s is not None:
+        return 0.0
     of_profiler_s = step_s - evidence.unprofiled_s[1] if evidence.unprofiled_s else 0.0
-    if evidence.usual is None or evidence.clean_s is not None or idle_s - of_profiler_s <= WORTH * step_s:
+    if idle_s - of_profiler_s <= WORTH * step_s:
         return 0.0
     waits_s = launch_waits_s(evidence.usual.profile, Phase.OPTIMIZER)
     return waits_s if waits_s > MOSTLY * idle_s else 0.0
