@@ -48,8 +48,8 @@ __all__ = [
     "diagnose",
     "without_options",
 ]
-# A loop's rest keeps at least this share without the cause, and becomes shorter by up to this share of the cause. Of its
-# first COLD_S at least a third remains: calls of µs take longer when recorded, and twice as long in cold caches.
+# A loop's rest keeps at least this share without the cause, and becomes shorter by up to this share of the cause. Of
+# its first COLD_S at least a third remains: calls of µs take longer when recorded, and twice as long in cold caches.
 FASTER_REST, OF_CAUSE, OF_COLD, COLD_S = 0.9, 0.05, 1 / 3, 3e-3
 AFTER_HOST = "then, when the GPU no longer waits for the host"
 _OPTIONS = re.compile(r" \(--[^();]*\)|; --[^();]*(?=\))")  # options in parentheses, alone or after PyTorch's own names
