@@ -5,7 +5,7 @@ Method: each script of advised_scripts.toml is searched by `advise --budget`, in
 a git repository. Afterwards `git status` must be empty, and the diff must apply. --grid measures instead each
 combination of the levers that the search tried first (those that it kept, then the most promising ones, 5 at most),
 and compares the best combination with the one that the search found: both in the same processes.
-Output: one JSON file per script in --output, and table.md there, made of all these files. No results are committed yet.
+Output: one JSON file per script in --output, and table.md there, made of all these files. An answer may have a `note`.
 
     python scripts/benchmarks/advised_scripts.py --root checkouts --prepare          # writes the data
     python scripts/benchmarks/advised_scripts.py --root checkouts --cuda-device 0 --budget 180s
@@ -104,6 +104,10 @@ def search(script: Script, lane: Lane, budget: str) -> Row:
             applies = subprocess.run(check, cwd=place, capture_output=True).returncode == 0
         log = Path(out) / "start-0" / "log.txt"
         tail = "" if answer or not log.exists() else log.read_text(errors="replace")[-2000:]
+
+    def placeless(text: str) -> str:
+        return text.replace(out, "OUT").replace(str(lane.root), "ROOT")
+
     return {
         "script": script.name,
         "repository": script.repository,
@@ -116,8 +120,8 @@ def search(script: Script, lane: Lane, budget: str) -> Row:
         "changed_files": sorted({file for file, _ in before.items() ^ state(place).items()}),
         "diff_applies": applies,
         **answer,
-        "printed": done.stdout if answer else done.stdout + done.stderr[-2000:] + tail,
-        "progress": done.stderr[-6000:],
+        "printed": placeless(done.stdout if answer else done.stdout + done.stderr[-2000:] + tail),
+        "progress": placeless(done.stderr[-6000:]),
     }
 
 
@@ -242,7 +246,7 @@ def table(folder: Path) -> str:
             "",
             f"## {row['script']}",
             "",
-            f"{row['about']}. {' '.join(row.get('sentences', ()))}",
+            f"{row['about']}. {'; '.join(row.get('sentences', ()))}{row.get('note', '')}",
             "",
             *_trials(row),
         ]

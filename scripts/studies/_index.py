@@ -326,6 +326,13 @@ def _advise(folder: Path) -> str:
     return f"On one NVIDIA H200, in five minutes: {text.partition('`. ')[2]}"
 
 
+def _advised_scripts(folder: Path) -> str:
+    rows = table(folder / "table.md")
+    texts = [f"{row['script']} {row['gain']} times as fast ({row['interval']})" for row in rows if row["gain"]]
+    least, most = (end(float(row["time (s)"]) for row in rows) / 60 for end in (min, max))
+    return f"On NVIDIA H200, in {least:.0f} to {most:.0f} minutes each: {', '.join(texts)}."
+
+
 def _energy_peer(folder: Path) -> str:
     lines = (folder / "table.md").read_text().splitlines()
     text = next(line for line in lines if line.startswith("The package's meter"))
@@ -490,6 +497,9 @@ BENCHMARKS = {
     ),
     "advise": Benchmark(
         "Does advise make a plain step 10 times as fast by itself, and do its expectations hold?", _advise, "table.md"
+    ),
+    "advised_scripts": Benchmark(
+        "How much faster do public training scripts get by advise, unedited?", _advised_scripts, "table.md"
     ),
     "energy_peer": Benchmark("Do the joules of a step agree with Zeus?", _energy_peer, "table.md"),
     "ab_rates": Benchmark(
