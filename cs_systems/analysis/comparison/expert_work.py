@@ -33,9 +33,10 @@ def imbalance(job: Merged, rank: int) -> str | None:
     if found := tokens(job):
         times = found.get(rank, 0) * len(found) / sum(found.values())
         return received(times) if is_uneven(times) else None
-    times = _of_computation(job, rank)
-    what = f"computes {times:.2g} times the mean of all ranks between two all-to-alls, and as long as they elsewhere"
-    return what if is_uneven(times) else None
+    longer = _of_computation(job, rank)
+    if not is_uneven(longer):
+        return None
+    return f"computes {longer:.2g} times the mean of all ranks between two all-to-alls, and as long as they elsewhere"
 
 
 def tokens(job: Merged) -> Mapping[int, int]:
@@ -51,17 +52,20 @@ def tokens(job: Merged) -> Mapping[int, int]:
     return found
 
 
-def _of_computation(job: Merged, rank: int) -> float:
-    """Return a rank's time in the experts, as a multiple of the mean of all ranks; 0 if its other work differs too."""
+def _of_computation(job: Merged, rank: int) -> float | None:
+    """Return a rank's time in the experts, as a multiple of the mean of all ranks.
+
+    None if a rank lacks a second all-to-all, or if the rank's other work takes longer too.
+    """
     largest = max((match.any.size_bytes or 0 for match in job.matches if match.any.name == ALL_TO_ALL), default=0)
     if not all(sum(_is_of_tokens(call, largest) for call in one.collectives) > 1 for one in job.ranks):
-        return 0.0
+        return None
     halves = {one.rank: _between(one, largest) for one in job.ranks}
     ratios = [
-        halves[rank][half] / whole if (whole := mean(each[half] for each in halves.values())) else 0.0
-        for half in (0, 1)
+        own / whole if (whole := mean(of_all)) else 0.0
+        for own, of_all in zip(halves[rank], zip(*halves.values(), strict=True), strict=True)
     ]
-    return max(ratios) if min(ratios) <= SAME_ELSEWHERE else 0.0
+    return max(ratios) if min(ratios) <= SAME_ELSEWHERE else None
 
 
 def _is_of_tokens(call: Collective, largest: int) -> bool:
@@ -73,9 +77,8 @@ def _between(one: Rank, largest: int) -> tuple[float, float]:
     calls = sorted(
         (call for call in one.collectives if _is_of_tokens(call, largest)), key=lambda call: (call.start_s, call.end_s)
     )
-    begins = np.array([call.end_s for call in calls])
-    ends = np.array([call.start_s for call in calls[1:]] + [calls[-1].end_s])
-    ends = np.maximum(ends, begins)
+    begins = np.array([call.end_s for call in calls[:-1]])
+    ends = np.maximum([call.start_s for call in calls[1:]], begins)
     return (
         intersection(one.computing, union(begins[0::2], ends[0::2])).length_s,
         intersection(one.computing, union(begins[1::2], ends[1::2])).length_s,

@@ -30,7 +30,7 @@ def slow_start(durations_s: Sequence[float], most: int) -> Start | None:
     for steps in range(FEWEST, min(most, len(durations_s) - FEWEST_LATER) + 1):
         first, later = durations_s[:steps], durations_s[steps:]
         each_s, later_s = median(first), median(later)
-        if each_s < TIMES * later_s or later_s <= 0:
+        if each_s < TIMES * later_s:
             continue
         limit_s = math.sqrt(each_s * later_s)
         fast, slow = sum(time_s < limit_s for time_s in first), sum(time_s >= limit_s for time_s in later)

@@ -85,10 +85,11 @@ def opening(a: Profile, b: Profile) -> str:
     said += f", {'both with the overhead of the profiler' if same else 'with the different overheads of two profilers'}"
     if a_idle_s is None or b_idle_s is None:
         return said
-    families = difference(a, b, "family")[:-1] if len(a.devices) == len(b.devices) == 1 else []
-    most_s = max((abs(row["difference_s"] or 0.0) for row in families), default=0.0)
-    shown = [row for row in families if most_s and abs(row["difference_s"] or 0.0) > NAMED_FROM * most_s]
-    named = ", ".join(f"{row['family']} {signed(row['difference_s'] or 0.0, 's')}" for row in shown[:MOST_FAMILIES])
+    rows = difference(a, b, "family")[:-1] if len(a.devices) == len(b.devices) == 1 else []
+    changes = {row["family"]: row["difference_s"] for row in rows if row["difference_s"]}
+    most_s = max(map(abs, changes.values()), default=0.0)
+    shown = [name for name, change_s in changes.items() if abs(change_s) > NAMED_FROM * most_s]
+    named = ", ".join(f"{name} {signed(changes[name], 's')}" for name in shown[:MOST_FAMILIES])
     busy_s = (b_s - b_idle_s) - (a_s - a_idle_s)
     idle = f"{signed(b_idle_s - a_idle_s, 's')} without a kernel on the GPU"
     return f"{said}: {idle}, {signed(busy_s, 's')} with one" + f" ({named})" * bool(named)
@@ -97,10 +98,8 @@ def opening(a: Profile, b: Profile) -> str:
 def _mean_step(profile: Profile) -> tuple[float | None, float | None]:
     """Return the mean wall time of a step and the first device's idle time in it, None where unknown."""
     rows = [row for row in steps(profile) if row["device"] == profile.devices[0]] if profile.devices else []
-    mean_s = mean_step_s(rows)
-    if mean_s is None or any(row["busy_share"] is None for row in rows):
-        return mean_s, None
-    return mean_s, mean(row["wall_s"] * (1 - (row["busy_share"] or 0.0)) for row in rows)
+    idle_s = [row["wall_s"] * (1 - row["busy_share"]) for row in rows if row["busy_share"] is not None]
+    return mean_step_s(rows), mean(idle_s) if idle_s else None
 
 
 def difference_of_records(a: RunRecord, b: RunRecord, by: str) -> list[DifferenceRow]:

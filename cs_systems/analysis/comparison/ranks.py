@@ -16,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from operator import itemgetter
 from statistics import median
 from typing import Annotated, NamedTuple, TypedDict
 
@@ -281,9 +282,9 @@ def check(ranks: Sequence[Rank]) -> None:
     profilers = {one.profiler: one.source for one in ranks}
     if len(profilers) > 1:
         reasons.append(" and ".join(f"{source} is a trace of {name}" for name, source in profilers.items()))
-    known = sorted((one for one in ranks if one.job.began_s is not None), key=lambda one: one.job.began_s or 0.0)
-    for one, after in pairwise(known):
-        gap_s = (after.job.began_s or 0.0) - (one.job.began_s or 0.0) - one.length_s
+    known = [(one.job.began_s, one) for one in ranks if one.job.began_s is not None]
+    for (began_s, one), (later_s, after) in pairwise(sorted(known, key=itemgetter(0))):
+        gap_s = later_s - began_s - one.length_s
         if gap_s > APART_S:
             reasons.append(f"{after.source} begins {human(gap_s, 's')} after {one.source} ends")
             break

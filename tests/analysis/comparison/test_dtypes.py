@@ -98,3 +98,15 @@ def test_cast_is_reported_for_leaf_with_other_output_width() -> None:
 def test_merged_blocks_take_the_place_of_the_first() -> None:
     rows: Any = [{"what": what, "dtype": "float32"} for what in ("layers.0.attn", "head", "layers.1.attn", "tail")]
     assert [row["what"] for row in collapsed(rows)] == ["layers.0–1.attn", "head", "tail"]
+
+
+def test_numbers_of_merged_blocks_may_have_another_length() -> None:
+    rows: Any = [{"what": f"layers.{number}.attn"} for number in (9, 10, 11)]
+    assert [row["what"] for row in collapsed(rows)] == ["layers.9–11.attn"]
+
+
+@pytest.mark.parametrize(("layer", "is_fp8"), [("Linear", False), ("Fp8Linear", True)])
+def test_step_in_fp8_needs_a_layer_that_computes_in_it(layer: str, is_fp8: bool) -> None:
+    found = contradiction(Precision.FP8, [module(autocast="cpu bfloat16", type=layer)], [context("cpu")])
+    assert (found is None) is is_fp8
+    assert found is None or found.startswith("requested fp8, but no layer computes in it; call ")

@@ -7,18 +7,21 @@ from typing import Any
 
 import pytest
 
-from cs_systems.analysis.comparison import dtypes, precision, profiles
+from cs_systems.analysis.comparison import dtypes, numerics, own_code, precision, precision_causes, profiles
 from cs_systems.analysis.comparison.late_ranks import is_uneven
 from cs_systems.analysis.comparison.loop_growth import time_growth
 from cs_systems.analysis.comparison.loop_ranks import _step
 from cs_systems.analysis.comparison.loop_time import whole_loop_time
 from cs_systems.analysis.comparison.rank_work import KERNELS, OPERATORS, Work, longer, works
 from cs_systems.analysis.comparison.ranks import _length_s, leading, merged
-from cs_systems.config import Precision
+from cs_systems.analysis.comparison.runs import speedups
+from cs_systems.config import ConfigError, Precision, RunConfig
+from cs_systems.core.caveats import Caveat
 from cs_systems.readers.forms.trace import Step
+from cs_systems.record import RunRecord
 from tests.analysis.attribution.made import ADD, PRODUCT, Made
 from tests.analysis.comparison import test_loop_ranks as loops
-from tests.analysis.comparison.test_limits import call, rank
+from tests.analysis.comparison.test_limits import call, curve, profiled, rank
 from tests.analysis.comparison.test_runs import BASE, record
 
 
@@ -137,3 +140,105 @@ def test_buckets_of_a_model_of_unknown_size_are_not_early() -> None:
 def test_own_model_has_errors_under_a_profiler_that_compares(workload: str, profiler: str, role: str | None) -> None:
     made = record(replace(BASE, workload=workload, profiler=profiler, rounds=1), 1.0)  # type: ignore[arg-type]
     assert precision._role(made) == role
+
+
+# precisions
+
+
+def test_caveats_explain_a_precision_without_a_timing_alone() -> None:
+    doubted = replace(record(BASE, 1.0), warnings=(Caveat("unstable", "noisy", ""),))
+    broken = replace(doubted, warnings=(Caveat("nan-loss", "the loss is NaN", ""),))
+    reasons = [precision.gains({Precision.FP32: [one]})[0]["reason"] for one in (doubted, broken)]
+    assert reasons == [None, "the loss is NaN"]
+
+
+def test_last_repeat_has_the_status_and_the_losses_of_a_precision() -> None:
+    repeats = [replace(curve([4.0] * count, "fp32"), status=status)  # type: ignore[arg-type]
+               for count, status in ((3, "error"), (4, "timeout"), (2, "ok"))]  # fmt: skip
+    (learnt,), (wrong,) = precision.learning({Precision.FP32: repeats}), precision.errors({Precision.FP32: repeats})
+    assert (learnt["steps"], learnt["status"], wrong["status"]) == (2, "ok", "ok")
+
+
+def test_causes_of_a_speedup_need_kernels_and_steps_of_both() -> None:
+    a, b = profiled("fp32", {"matmul": 2.0}), profiled("bf16", {"matmul": 1.0})
+    assert precision_causes.pairs([a, b]) == [(a, b)]
+    assert precision_causes.causes(a, b)["casts_s"] == 0.0
+    without = replace(b, results={"families": b.results["families"]})
+    assert precision_causes.pairs([a, without]) == []
+    with pytest.raises(ConfigError, match="has no table of kernels"):
+        precision_causes.causes(a, without)
+
+
+@pytest.mark.parametrize(("time_s", "words"), [(0.0994, "99 ms"), (0.0995, "100 ms"), (0.00125, "1.2 ms")])
+def test_time_of_kernels_has_two_digits(time_s: float, words: str) -> None:
+    assert precision_causes._ms(time_s) == words
+
+
+def test_cell_without_a_timed_step_or_with_a_nan_loss_has_no_speedup() -> None:
+    base, other = record(BASE, 1.0), record(replace(BASE, attention="naive"), 1.0)
+    assert other.measurement is not None
+    samples = tuple(replace(sample, warmup=True) for sample in other.measurement.samples)
+    warm = replace(other, measurement=replace(other.measurement, samples=samples))
+    broken = replace(other, warnings=(Caveat("nan-loss", "the loss is NaN", ""),))
+    found = speedups([base, other, warm, broken], "attention", [True, False, False, False])
+    assert [one is not None for one in found] == [True, True, False, False]
+
+
+# numerics
+
+
+def of_ranges(*rows: dict[str, Any], **known: Any) -> RunRecord:
+    made = RunRecord("key", RunConfig(workload="normalization", precision="fp16").to_dict(), "ok", **known)  # type: ignore[arg-type]
+    usual = {"operation": "softmax", "breaks_from": None, "breaks_up_to": None, "overflows": True}
+    made.results["normalization_range"] = [usual | row for row in rows]  # type: ignore[typeddict-item]
+    return made
+
+
+def test_range_in_which_a_step_fails_has_both_ends() -> None:
+    made = of_ranges({"step": "exp", "breaks_up_to": 0.5, "breaks_from": 8.0}, {"step": "sum", "breaks_from": 4.0,
+                     "overflows": False}, {"step": "max"})  # fmt: skip
+    assert [row["fails"] for row in numerics.ranges([made])] == [
+        {"fp16": "σ ≤ 0.5, σ ≥ 8 (overflow)"}, {"fp16": "σ ≥ 4"},
+    ]  # fmt: skip
+
+
+def test_overflow_of_an_operation_begins_at_the_smaller_size_of_both_orders() -> None:
+    made = of_ranges(
+        {"step": "exp, sequential", "breaks_from": 8.0}, {"step": "exp, pairwise", "breaks_from": 4.0},
+        {"step": "sum, sequential", "breaks_from": 2.0}, {"step": "max", "breaks_from": 1.0, "overflows": False},
+        {"step": "sub"}, {"step": "exp", "operation": "norm"},
+    )  # fmt: skip
+    assert numerics.verdicts(made) == [
+        "fp16 softmax: overflows from σ = 2 (sum), σ = 4 (exp) on", "fp16 norm: does not overflow",
+    ]  # fmt: skip
+
+
+def test_devices_of_measured_records_are_named_once() -> None:
+    cpu = record(BASE, 1.0).environment
+    assert cpu is not None
+    gpu = replace(cpu, device="cuda", device_name="NVIDIA T4")
+    records = [of_ranges(environment=each) for each in (cpu, gpu, gpu, None)]
+    failed = replace(of_ranges(environment=replace(gpu, device_name="other")), status="error")
+    assert numerics.where([*records, failed]) == [
+        f"measured on {cpu.device_name}, a CPU", "measured on NVIDIA T4",
+    ]  # fmt: skip
+
+
+def test_result_of_which_a_part_is_not_finite_is_no_number_of_roundoffs() -> None:
+    row: Any = {"error": 0.5, "unit_roundoff": 0.5, "finite": 0.5}
+    assert (numerics._roundoffs(row), numerics._roundoffs(row | {"finite": 1.0})) == (float("inf"), 1.0)
+
+
+# code of one's own
+
+
+@pytest.mark.parametrize(("error", "same"), [(1e-3, "yes"), (1.1e-3, "in low precision"), (2.1e-2, "no")])
+def test_values_of_own_code_are_the_same_within_a_thousandth(error: float, same: str) -> None:
+    assert own_code.sameness(error) == same
+
+
+def test_largest_difference_of_own_code_is_kept() -> None:
+    row = {"option": "part", "code": "mine.py:f", "reference": "f", "same": "yes", "note": ""}
+    made = RunRecord("key", RunConfig().to_dict(), "ok")
+    made.results["own_code"] = [row | {"error": error} for error in (0.25, 0.5, None, 0.125)]  # type: ignore[typeddict-item]
+    assert [one["error"] for one in own_code.compared([made])] == [0.5]

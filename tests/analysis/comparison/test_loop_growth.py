@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from cs_systems.analysis.comparison.loop_growth import fastest, memory_growth, time_growth
+from cs_systems.analysis.comparison.loop_growth import fastest, follows_inputs, memory_growth, time_growth
 
 MIB = 2**20
 
@@ -82,6 +82,8 @@ SLOWER = [10.0 * step for step in range(10)]
     [
         ([10.0 + step / 3 for step in range(9)] + [13.01], True),
         ([10.0 + step / 3 for step in range(9)] + [12.99], False),
+        ([10.0 + step / 4 for step in range(13)], True),  # exactly 1.3 times as long
+        ([12.0 * min(step, 5) + 4.0 * step for step in range(20)], True),  # most of the rise is in the first quarter
         ([100.0 + each for each in [*SLOWER, *(90.0 + 3 * step for step in range(1, 11))]], True),
         ([100.0 + each for each in [*SLOWER, *(90.0 + 2.9 * step for step in range(1, 11))]], False),
         ([*FLAT, *(2 * each for each in FLAT)], False),
@@ -102,6 +104,14 @@ def test_growth_is_a_line_through_the_medians_of_both_ends() -> None:
     line = [(step, 10.0 + step) for step in range(20)]
     assert time_growth(line) == (19, 10.0, 29.0, 1.0)
     assert time_growth([*line[:-1], (19, 290.0)]) == (19, 10.0, 29.0, 1.0)
+    assert time_growth([(5, 5.0), *((5 + step, 10.0 + step) for step in range(1, 20))]) == (19, 10.0, 29.0, 1.0)
+
+
+@pytest.mark.parametrize(("least", "follows"), [(26.0, False), (27.0, True), (210.0, False)])
+def test_inputs_that_grow_less_than_their_steps_follow_a_schedule(least: float, follows: bool) -> None:
+    """From step 1 to step 20, all batches so far would grow by 10.5 times, and a schedule by 1.3 times less."""
+    sizes = [(step, least + (210.0 - least) * (step - 1) / 19) for step in range(1, 21)]
+    assert follows_inputs(sizes) is follows
 
 
 @pytest.mark.parametrize("steps", [60, 120])
@@ -114,3 +124,7 @@ def test_fastest_of_each_few_steps_show_growth_on_a_busy_machine(steps: int) -> 
     assert time_growth(fastest(flat)) is None
     assert time_growth(fastest(rising)) is not None
     assert fastest(flat[:9]) == flat[:9]
+
+
+def test_fastest_step_of_each_of_15_groups_is_kept() -> None:
+    assert fastest([(step, 1.0 + step % 2) for step in range(30)]) == [(step, 1.0) for step in range(0, 30, 2)]

@@ -39,3 +39,26 @@ def test_noise_does_not_count_as_a_slow_start() -> None:
     for seed in range(50):
         rng = random.Random(seed)
         assert slow_start([rng.lognormvariate(0, 0.5) for _ in range(60)], 30) is None
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "most", "steps"),
+    [
+        ([4.0] * 3, [1.0] * 6, 9, 3),
+        ([4.0] * 2, [1.0] * 7, 9, None),
+        ([4.0] * 3, [1.0] * 5, 9, None),
+        ([4.0] * 4, [1.0] * 8, 3, 3),  # no longer than is asked for
+        ([2.0] * 3, [1.0] * 6, 9, 3),  # twice as slow
+        ([1.99] * 3, [1.0] * 6, 9, None),
+        ([1.0, *[4.0] * 9], [1.0] * 12, 99, 10),  # a tenth of the first steps is fast
+        ([1.0, *[4.0] * 8], [1.0] * 12, 99, None),
+        ([4.0] * 3, [1.0, 1.0, 1.0, 4.0, 1.0, 1.0, 1.0, 4.0, 1.0, 1.0], 3, 3),  # a fifth of the later steps is slow
+        ([4.0] * 3, [1.0, 1.0, 4.0, 1.0, 4.0, 1.0, 1.0, 4.0, 1.0, 1.0], 3, None),
+        ([2.0, 4.0, 4.0], [1.0] * 6, 3, 3),  # at the limit of 2 s, a step is slow
+        ([4.0] * 3, [1.0, 1.0, 1.0, 1.0, 2.0, 2.0], 3, None),
+        ([4.0] * 3, [0.0] * 6, 9, None),  # steps without a time
+    ],
+)
+def test_start_is_slow_from_its_limits_on(first: list[float], later: list[float], most: int, steps: int | None) -> None:
+    found = slow_start([*first, *later], most)
+    assert (found and found.steps) == steps

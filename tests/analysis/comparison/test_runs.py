@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cs_systems.analysis.comparison.profiles import difference_of_records
-from cs_systems.analysis.comparison.runs import compare
+from cs_systems.analysis.comparison.runs import compare, opening
 from cs_systems.cli import main
 from cs_systems.config import PRESETS, ConfigError, Mode, RunConfig, preset
 from cs_systems.core.caveats import Caveat
@@ -431,3 +431,23 @@ def test_comparison_of_a_trace_with_a_missing_file_is_rejected(capsys: pytest.Ca
     trace = str(Path(__file__).parents[2] / "data" / "kineto_h200_step.json.gz")
     assert main(["compare", trace, "nowhere"]) == 2
     assert "nowhere does not exist; give two traces, or two runs" in capsys.readouterr().err
+
+
+def compared(cell: str, ratio: float, verdict: str, *, resolution: float = 0.1, larger: bool = False) -> Any:
+    return {"cell": cell, "phase": "step", "ratio": ratio, "ratio_low": ratio / 2, "ratio_high": ratio * 2,
+            "verdict": verdict, "resolution": resolution, "a_peak_bytes": 100,
+            "b_peak_bytes": 100 + 9 * larger}  # fmt: skip
+
+
+def test_opening_counts_verdicts_and_names_the_largest_sure_change() -> None:
+    rows = [
+        compared("a", 9.0, "no difference"), compared("b", 1.5, "slower"), compared("c", 0.5, "faster", larger=True),
+        compared("d", 16.0, "slower", resolution=1.5), compared("e", 1.25, "slower"), compared("f", 1.0, "unknown"),
+    ]  # fmt: skip
+    assert opening(rows) == (
+        "of 6 times of the candidate: 2 slower, 1 faster, 1 no difference, 1 too noisy, 1 unknown; most changed: c, "
+        "step: 0.500 (0.250 … 1.000) times the baseline's time; the peak memory is larger in 1 of 6"
+    )
+    assert opening(rows[:1]) == "no change of a time is sure: 1 no difference"
+    assert opening(rows[1:2]) == "the candidate is slower: 1.500 (0.750 … 3.000) times the baseline's time (b, step)"
+    assert opening([]) == ""
