@@ -115,8 +115,8 @@ def replay(snapshot: Snapshot) -> Replay:
     allocations = sorted(found.done)
     peak_event, peak, now = BEFORE, found.before_bytes, found.before_bytes
     changes = sorted([(a.start, a.bytes) for a in allocations if a.start > BEFORE] + _frees(allocations, snapshot))
-    failed: dict[int, int] = {event: 0 for event, _ in found.failed}
-    ooms = sorted(failed)
+    failed: dict[int, int] = {}
+    ooms = sorted(event for event, _ in found.failed)
     for event, change in changes:
         while ooms and ooms[0] < event:
             failed[ooms.pop(0)] = now
@@ -275,10 +275,9 @@ class _LargePool:
         at = bisect_right(self._used, address)
         following = self._used[at] if at < len(self._used) else None
         segment = bisect_right(self._starts, address) - 1
-        start = self._starts[segment] if segment >= 0 else 0
-        end = start + self._size.get(start, 0)
-        if not start <= address < end or self._settings.expandable_segments:
+        if segment < 0 or self._settings.expandable_segments:
             return given
+        end = self._starts[segment] + self._size[self._starts[segment]]
         rest = (end if following is None or following > end else following) - address - given
         limit = self._settings.max_split_bytes
         splits = rest > SMALL_BYTES and (limit is None or given < limit)

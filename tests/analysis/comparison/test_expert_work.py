@@ -78,5 +78,5 @@ def test_experts_compute_between_all_to_alls_of_tokens(last: Sequence[float], wo
 
 
 def test_rank_with_one_all_to_all_has_no_known_experts() -> None:
-    ranks = [computing(0, 1.0), computing(1, 1.0, 1.0, 1.0), computing(2, 1.0, 9.0, 1.0)]
+    ranks = [computing(0, 1.0), computing(1, 1.0, 1.0), computing(2, 1.0, 9.0)]
     assert imbalance(job(ranks, exchange(0, 0.0, 1.0)), 2) is None

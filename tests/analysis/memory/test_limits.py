@@ -157,6 +157,11 @@ def test_history_of_a_round_number_of_events_was_cut(tmp_path: Path, events: int
     assert not replayed(tmp_path, [event("alloc", 512 * (2 + n), 512, n) for n in range(events)]).is_cut
 
 
+def test_snapshot_without_a_history_was_not_cut(tmp_path: Path) -> None:
+    found = replayed(tmp_path, [], [segment(1 << 40, MIB, (1 << 40, 512))])
+    assert (found.lost_allocations, found.is_cut) == (1, False)
+
+
 # ranges
 
 
