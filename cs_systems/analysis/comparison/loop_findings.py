@@ -5,7 +5,7 @@ A recorder fills them, and the rules of diagnosis read them.
 
 from __future__ import annotations
 
-from typing import Annotated, TypedDict
+from typing import Annotated, NotRequired, TypedDict
 
 from cs_systems.analysis.comparison.loop_time import LoopTimeRow
 from cs_systems.config import Phase
@@ -169,12 +169,13 @@ class UnusedGradientsRow(TypedDict):
 
 
 class DenseGradientsRow(TypedDict):
-    """Parameter whose gradient is zero in most rows, such as the table of an embedding; an optimizer updates all."""
+    """Table of an embedding of which a step uses few rows, while an optimizer updates all."""
 
     parameter: str  # its name
     rows: int
-    used: int  # rows with a gradient, in the step that was looked at
+    used: int  # rows with a gradient of their own, in the step that was looked at
     share: float  # of the elements of all optimizers
+    is_penalised: NotRequired[bool]  # the other rows' gradient is a multiple of their weights, not 0
 
 
 class RepeatedCallsRow(TypedDict):
@@ -329,7 +330,7 @@ OUTCOME = Table("outcome", OutcomeRow, "outcome of the timed steps")
 UPDATES = Table("updates", UpdatesRow, "steps of the optimizers that were looked at")
 UNUSED_PASSES = Table("unused_passes", UnusedPassesRow, "backward passes without an optimizer step")
 UNUSED_GRADIENTS = Table("unused_gradients", UnusedGradientsRow, "gradients that no optimizer uses")
-DENSE_GRADIENTS = Table("dense_gradients", DenseGradientsRow, "gradients that are zero in most rows")
+DENSE_GRADIENTS = Table("dense_gradients", DenseGradientsRow, "tables of which a step uses few rows")
 REPEATED_CALLS = Table("repeated_calls", RepeatedCallsRow, "calls of a model with the same input")
 REPEATED_MODULES = Table("repeated_modules", RepeatedModulesRow, "calls of modules that compute a result again")
 DROPPED_GRADIENTS = Table(

@@ -1,4 +1,4 @@
-"""Rule for updates of a whole table, such as that of an embedding, of which a step uses few rows."""
+"""Rule for updates of whole tables, such as those of embeddings, of which a step uses few rows."""
 
 from __future__ import annotations
 
@@ -6,22 +6,34 @@ from cs_systems.analysis.comparison.loop_findings import DENSE_GRADIENTS
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
 from cs_systems.config import Phase
+from cs_systems.core.units import counted
 
 NOTABLE = 0.10  # share of the step
 REMEDY = "nn.Embedding(sparse=True) with SparseAdam or SGD for this table, which update the used rows alone"
+OF_PENALTY = "penalise the used rows alone, which makes forward and backward shorter too, then "
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find an optimizer with most of its elements in a table whose gradient is zero in nine of ten rows."""
-    row = max(DENSE_GRADIENTS.of(evidence.tables), key=lambda each: each["share"], default=None)
+    """Find an optimizer with most of its elements in tables of which a step uses at most one of ten rows.
+
+    The gradient of the others is zero, or that of a penalty on all rows, such as the sum of their squares.
+    """
+    rows = sorted(DENSE_GRADIENTS.of(evidence.tables), key=lambda each: -each["share"])
     step_s, update_s = evidence.step_s, evidence.phases_s(Phase.OPTIMIZER)
-    if row is None or step_s is None or row["share"] < MOSTLY or row["share"] * update_s < NOTABLE * step_s:
+    share = min(1.0, sum(row["share"] for row in rows))
+    if step_s is None or share < MOSTLY or share * update_s < NOTABLE * step_s:
         return None
+    first, others = rows[0], len(rows) - 1
+    tables = first["parameter"] + (f" and {counted(others, 'other table')}" if others else "")
+    about, all_rows = ("about ", ", apart from a penalty on all rows") if first.get("is_penalised") else ("", "")
     cause = (
-        f"{update_s / step_s:.0%} of the step is the optimizer, with {row['share']:.0%} of its elements in "
-        f"{row['parameter']}, of which a step uses {row['used']:,} of {row['rows']:,} rows"
+        f"{update_s / step_s:.0%} of the step is the optimizer, with {share:.0%} of its elements in {tables}, of which "
+        f"a step uses {about}{first['used']:,} of {first['rows']:,} rows{all_rows}"
     )
-    return Diagnosis(cause, REMEDY, step_s, takes=min(step_s, row["share"] * update_s), evidence=({**row},))
+    remedy = f"{OF_PENALTY if all_rows else ''}{REMEDY}"
+    return Diagnosis(
+        cause, remedy, step_s, takes=min(step_s, share * update_s), evidence=tuple({**row} for row in rows)
+    )
 
 
 RULE = Rule(find, refines=("unfused-optimizer",))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from cs_systems.measure.workloads._batches import tensors_in
 
 FEW_ROWS = 0.1  # largest share of a table's rows with a gradient
 FEWEST_ROWS, FEWEST_ELEMENTS = 1_000, 500_000  # of a table; a smaller one costs little
+SAMPLED_ROWS = 1_000  # of a table, evenly spaced
 Known = dict[int, tuple[str, Tensor]]  # parameters by their identity, with their names
 
 
@@ -44,7 +45,7 @@ class Training(FewSteps):
         self._steps = self._first_step = self._compared_steps = 0
         self._needs_input_gradients = False
         self._costs: dict[int, tuple[Mapping[frozenset[int], float], str | None]] = {}
-        self._used_rows: dict[Optimizer, dict[int, int]] = {}
+        self._used_rows: dict[Optimizer, dict[int, UsedRows]] = {}
 
     def step_recorded(self, number: int, timeline: Timeline) -> None:
         """Count a step, and look at the weights when the models are known."""
@@ -87,7 +88,7 @@ class Training(FewSteps):
         if optimizer not in self._used_rows:
             tables = self._tables()
             held = [p for p in _held(optimizer) if id(p) in tables and is_large(p)]
-            self._used_rows[optimizer] = {id(p): used_rows(p.grad) for p in held}
+            self._used_rows[optimizer] = {id(p): used_rows(p) for p in held}
 
     def look_after_update(self, optimizer: Optimizer) -> None:
         self._gradients.step_ends(optimizer)
@@ -174,10 +175,11 @@ class Training(FewSteps):
         known = self._parameters()
         elements = _elements(p for optimizer in self._used_rows for p in _held(optimizer))
         for which, used in ((which, used) for of in self._used_rows.values() for which, used in of.items()):
-            if which in known and 0 < used <= FEW_ROWS * len(known[which][1]):
+            if which in known and 0 < used.number <= FEW_ROWS * len(known[which][1]):
                 name, table = known[which]
                 share = table.numel() / elements
-                yield {"parameter": name, "rows": len(table), "used": used, "share": share}
+                yield {"parameter": name, "rows": len(table), "used": used.number, "share": share,
+                       "is_penalised": used.is_penalised}  # fmt: skip
 
     def _held_by_none(self) -> list[found.UnusedGradientsRow]:
         """Return a row for parameters with gradients that neither an optimizer nor the program itself uses."""
@@ -206,9 +208,27 @@ def is_large(parameter: Tensor) -> bool:
     return is_plain and parameter.dim() == 2 and len(parameter) >= FEWEST_ROWS and parameter.numel() >= FEWEST_ELEMENTS
 
 
-def used_rows(gradient: Tensor | None) -> int:
-    """Return the number of a matrix's rows that are not zero."""
-    return 0 if gradient is None else int(gradient.detach().any(1).sum())
+class UsedRows(NamedTuple):
+    """Rows of a table with a gradient of their own, which is neither 0 nor that of a penalty."""
+
+    number: int
+    is_penalised: bool
+
+
+def used_rows(table: Tensor) -> UsedRows:
+    """Return the rows that a step used, counted, or estimated from a sample if a penalty gives all rows a gradient.
+
+    A penalty on all rows, such as the sum of their squares, gives the others the same multiple of their weights.
+    """
+    if table.grad is None:
+        return UsedRows(0, False)
+    gradient, rows = table.grad.detach(), len(table)
+    count = int(gradient.any(1).sum())
+    if count <= FEW_ROWS * rows:
+        return UsedRows(count, False)
+    some, weights = (each[:: max(1, rows // SAMPLED_ROWS)].double() for each in (gradient, table.detach()))
+    follows = torch.isclose(some, weights * (some / weights).nanmedian(), rtol=1e-3, atol=0.0)
+    return UsedRows(round(float((~follows).any(1).double().mean()) * rows), True)
 
 
 def _held(optimizer: Optimizer) -> list[Tensor]:

@@ -583,6 +583,11 @@ def test_bound_of_a_preparation_leaves_out_the_collections_that_it_starts(functi
     assert found.share == pytest.approx(0.4)
 
 
+def test_penalty_on_all_rows_of_a_table_is_told() -> None:
+    (found,) = causes(loop({"dense_gradients": [TABLE | {"is_penalised": True}]}, optimizer=0.04))
+    assert "a step uses about 2,000 of 150,000 rows, apart from a penalty on all rows: penalise" in found.sentence
+
+
 def test_bound_allows_for_a_short_rest_that_runs_in_cold_caches() -> None:
     """Phases of µs take a third of their recorded time in a step without other code."""
     phases = {"forward": 0.0006, "loss": 0.0004, "backward": 0.001, "optimizer": 0.0008, "other": 0.0122}

@@ -169,6 +169,28 @@ def table_of_which_few_rows_are_used(sparse: bool = False) -> Step:
     return lambda: update(optimizer, table(torch.randint(12_000, (200,))).square().mean())
 
 
+def penalty_on_all_rows_of_a_table() -> Step:
+    table = nn.Embedding(12_000, 64)
+    optimizer = torch.optim.Adam(table.parameters())
+
+    def step() -> None:
+        loss = table(torch.randint(12_000, (200,))).square().mean()
+        update(optimizer, loss + 1e-6 * table.weight.square().sum())
+
+    return step
+
+
+def penalty_on_a_table_of_which_all_rows_are_used() -> Step:
+    table = nn.Embedding(12_000, 64)
+    optimizer = torch.optim.Adam(table.parameters())
+
+    def step() -> None:
+        loss = (table(torch.randperm(12_000)) - 1).square().mean()
+        update(optimizer, loss + 1e-6 * table.weight.square().sum())
+
+    return step
+
+
 def linear_of_which_few_rows_are_used() -> Step:
     layer = nn.Linear(64, 12_000, bias=False)
     optimizer = torch.optim.Adam(layer.parameters())
@@ -308,6 +330,7 @@ FAULTS: dict[str, tuple[Callable[[], Step], str]] = {  # name → (the loop, the
     "diverging": (diverging, "divergence"),
     "backbone_with_gradients": (backbone_with_gradients, "unused-gradients"),
     "table_of_which_few_rows_are_used": (table_of_which_few_rows_are_used, "dense-gradients"),
+    "penalty_on_all_rows_of_a_table": (penalty_on_all_rows_of_a_table, "dense-gradients"),
     "metric_before_update": (lambda: metric_by_another_call(after_update=False), "repeated-calls"),
     "metric_after_update": (lambda: metric_by_another_call(after_update=True), "repeated-calls"),
     "two_losses_of_two_calls": (two_losses_of_two_calls, "repeated-calls"),
@@ -762,6 +785,7 @@ SOUND: dict[str, Callable[[], Step]] = {
     "low_rank_adapters": low_rank_adapters,
     "frozen_backbone": frozen_backbone,
     "linear_of_which_few_rows_are_used": linear_of_which_few_rows_are_used,
+    "penalty_on_a_table_of_which_all_rows_are_used": penalty_on_a_table_of_which_all_rows_are_used,
     "sparse_table": lambda: table_of_which_few_rows_are_used(sparse=True),
     "master_weights": master_weights,
     "own_updates_beside_an_optimizer": own_updates_beside_an_optimizer,
