@@ -20,6 +20,7 @@ import torch
 from cs_systems.model.kernels.compile import SHARED_LIMIT_BYTES, compile_for, compiled_for
 from cs_systems.model.kernels.driver import parameter_bytes
 from cs_systems.model.kernels.triton.configs import tiles_for
+from tests import forks
 
 pytestmark = [
     pytest.mark.slow,
@@ -130,8 +131,7 @@ def launches(
 @functools.cache
 def compiled(capability: int) -> dict[str, dict[str, Any]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, __file__, str(capability)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = forks.python(__file__, str(capability), environment=environment, timeout_s=280)
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, dict[str, Any]] = json.loads(done.stdout)
     return found
