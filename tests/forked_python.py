@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Sequence
@@ -53,6 +54,15 @@ def executable() -> str:
     file.chmod(0o700)
     threading.Thread(target=_serve, args=(listener,), daemon=True).start()
     return str(file)
+
+
+def torchrun(*words: str, timeout_s: float = 55.0) -> subprocess.CompletedProcess[str]:
+    """Run torchrun with two ranks on this machine; it starts them as it starts Python, but they are forks.
+
+    The arguments are those of `forks.python`.
+    """
+    command = ("-m", "torch.distributed.run", *forks.TWO_RANKS, "--no-python", executable(), *words)
+    return forks.python(*command, timeout_s=timeout_s)
 
 
 def _serve(listener: socket.socket) -> None:

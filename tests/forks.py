@@ -79,17 +79,16 @@ def started(
             process.join()
 
 
-def torchrun(*words: str, timeout_s: float = 55.0, start: str = "fork") -> subprocess.CompletedProcess[str]:
-    """Run torchrun with two ranks on this machine, which are forks too.
+TWO_RANKS = ("--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2")
 
-    Args:
-        words: the words of `python`.
-        timeout_s: the limit of `python`.
-        start: "spawn" for ranks that record themselves. As forks of the launcher, which has threads, they sometimes
-            hung before their first output.
+
+def torchrun(*words: str, timeout_s: float = 55.0) -> subprocess.CompletedProcess[str]:
+    """Run torchrun with two ranks on this machine, which are forks of it; the arguments are those of `python`.
+
+    Ranks that record themselves sometimes hung before their first output, because the launcher has threads: start these
+    by `tests.forked_python.torchrun`.
     """
-    ranks = ["--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
-    return python(*launcher(*ranks, start=start), *words, timeout_s=timeout_s)
+    return python(*launcher(*TWO_RANKS), *words, timeout_s=timeout_s)
 
 
 def started_ranks(*words: str, timeout_s: float = 55.0) -> list[subprocess.CompletedProcess[str]]:
@@ -104,9 +103,9 @@ def started_ranks(*words: str, timeout_s: float = 55.0) -> list[subprocess.Compl
         return [wait(timeout_s) for wait in waits]
 
 
-def launcher(*options: str, start: str = "fork") -> list[str]:
+def launcher(*options: str) -> list[str]:
     """Return the words of torchrun with these options, which precede those of its ranks; they are forks of it."""
-    return ["-m", "torch.distributed.run", *options, "--start-method", start, "--run-path", __file__]
+    return ["-m", "torch.distributed.run", *options, "--start-method", "fork", "--run-path", __file__]
 
 
 @contextmanager
@@ -163,8 +162,12 @@ class _ReplacedError(BaseException):
     """Program that replaces the one that runs, where `os.execv` would start Python and import torch."""
 
 
+_execv = os.execv
+
+
 def _replace(executable: str, command: Sequence[str]) -> NoReturn:
-    assert executable == sys.executable
+    if executable != sys.executable:
+        _execv(executable, command)
     raise _ReplacedError(*command[1:])
 
 

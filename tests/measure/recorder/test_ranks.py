@@ -18,7 +18,8 @@ from cs_systems.measure.recorder._ranks import merged_loop
 from cs_systems.readers import read
 from cs_systems.record import read_records
 from cs_systems.report.tables.records import render
-from tests.forks import started_ranks, torchrun
+from tests.forked_python import torchrun
+from tests.forks import started_ranks
 from tests.measure.recorder import rank_causes
 from tests.measure.recorder.loops import train
 
@@ -27,7 +28,7 @@ from tests.measure.recorder.loops import train
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of two loops of one job: one with a slower rank, and one that a rank leaves early."""
     out = tmp_path_factory.mktemp("two ranks")
-    done = torchrun("-m", "tests.measure.recorder.two_ranks", str(out), timeout_s=110, start="spawn")
+    done = torchrun("-m", "tests.measure.recorder.two_ranks", str(out), timeout_s=110)
     assert sorted(done.stdout.splitlines()) == [
         *("rank 0 wrote 1 apart", "rank 0 wrote 2 together", "rank 1 wrote 0 apart", "rank 1 wrote 0 together"),
     ], done.stderr

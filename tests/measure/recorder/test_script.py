@@ -20,7 +20,7 @@ from cs_systems.cli._children import Children
 from cs_systems.core.printable import command_line
 from cs_systems.measure.profilers import _nsys
 from cs_systems.record import RunRecord, read_records
-from tests import forks
+from tests import forked_python, forks
 
 SCRIPT = str(Path(__file__).with_name("script.py"))
 
@@ -138,7 +138,7 @@ def test_failing_script_keeps_its_traceback_and_the_record(tmp_path: Path) -> No
 def test_ranks_of_torchrun_write_one_record(tmp_path: Path) -> None:
     options = ["--steps", "3:8", "--out", str(tmp_path)]
     words = ["-m", "cs_systems", "run", *options, "--", SCRIPT, "0", "torchrun"]
-    done = forks.torchrun(*words, timeout_s=110, start="spawn")
+    done = forked_python.torchrun(*words, timeout_s=110)
     assert done.returncode == 0, done.stderr
     (record,) = read_records(tmp_path)[0]
     assert record.config["world_size"] == 2
@@ -318,10 +318,9 @@ def test_script_that_ends_its_process_itself_leaves_its_record(
 
 
 def test_script_that_another_program_replaces_leaves_its_record(tmp_path: Path) -> None:
-    """Run the script in a new process, which it replaces completely."""
     script = tmp_path / "script.py"
     script.write_text(f"{LOOP}train()\nos.execv('/bin/echo', ['echo', 'another program'])\n")
-    done = started("-m", "cs_systems", "run", "--steps", "1:4", "--out", str(tmp_path / "out"), "--", str(script))
+    done = forks.python("-m", "cs_systems", "run", "--steps", "1:4", "--out", str(tmp_path / "out"), "--", str(script))
     assert (done.returncode, done.stdout) == (0, "another program\n")
     assert len(read_records(tmp_path / "out")[0]) == done.stderr.count("loop script on") == 1
 
