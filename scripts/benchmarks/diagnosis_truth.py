@@ -105,6 +105,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "python-in-forward": ("host-python",),
     "recompilation": ("recompilation",),
     "recompiled": ("recompilation",),
+    "rebuilt-tensors": ("needless-copies",),
     "recomputation": ("recomputation",),
     "recomputed": ("recomputation",),
     "repeated-backward": ("repeated-backward",),

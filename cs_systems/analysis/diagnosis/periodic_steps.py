@@ -9,7 +9,7 @@ from cs_systems.analysis.attribution.slow_steps import beyond
 from cs_systems.analysis.attribution.usual_steps import START_UP, Usual
 from cs_systems.analysis.comparison.loop_findings import COLLECTIONS, ITERATORS, SLOW_STEPS, SlowStepsRow
 from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule
-from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
 from cs_systems.analysis.diagnosis.data_input import REMEDY as LOAD
 from cs_systems.analysis.diagnosis.garbage_collection import FEWEST
 from cs_systems.analysis.diagnosis.own_python import called_at
@@ -25,7 +25,9 @@ IN_EACH_STEP = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.CLIP, Phase.OPT
 EVALUATION = "evaluate less often or on fewer batches"
 LOOK = "see what the loop does there besides a usual step"
 REMEDY = "do this less often, or make it faster"
-KEEP_WORKERS = "raise the data loader's num_workers, and keep its workers between epochs (persistent_workers=True)"
+KEEP_WORKERS = (
+    "make the data loader once, keep its workers between epochs (persistent_workers=True), and raise its num_workers"
+)
 
 
 def steps_of(row: SlowStepsRow) -> str:
@@ -51,9 +53,12 @@ def find(evidence: Evidence) -> Diagnosis | None:
     rows = [row for row in kinds if not _is_of_each_step(row) and not _waits_for_ranks(row, evidence)]
     if not rows or not (most := max(rows, key=lambda row: row["extra_s"]))["total_s"]:
         return None
-    if most.get("waits_for_batch") and evidence.step_s and evidence.input_s >= WORTH * evidence.step_s:
-        return None  # the rule of the input reports it
     total_s, extra_s = most["total_s"], most["extra_s"]
+    started = most.get("waits_for_batch") and _begins_iterators(most, evidence)
+    is_of_epochs = started and extra_s > MOSTLY * total_s
+    is_of_input = most.get("waits_for_batch") and evidence.step_s and evidence.input_s >= WORTH * evidence.step_s
+    if is_of_input and not is_of_epochs:
+        return None  # the rule of the input reports it
     collected = COLLECTIONS.first(evidence.tables)
     if collected is not None and collected["in_steps"] >= FEWEST and collected["time_s"] > extra_s / 2:
         return None  # these steps are slow because of the garbage collector, which another rule reports
@@ -69,7 +74,6 @@ def find(evidence: Evidence) -> Diagnosis | None:
             work = host_work(calls or "")
             remedy = work.remedy if work else REMEDY
             if most.get("waits_for_batch"):
-                started = _begins_iterators(most, evidence)
                 begins = "begins an iterator of the data loader and " if started else ""
                 cause = f"{cause}, which {begins}loads the next batch"
                 remedy = KEEP_WORKERS if started else LOAD
@@ -87,7 +91,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
         evidence=tuple(rows),
         comes_last=is_once,
         is_outside=is_once,
-        precedes=("start-up",),  # which a longer loop does not repeat
+        # a longer loop does not repeat its start-up
+        precedes=("start-up", "data-input") if is_of_epochs else ("start-up",),
     )
 
 

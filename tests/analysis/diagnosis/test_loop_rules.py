@@ -192,6 +192,12 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         "often; give the logger arguments in place of an f-string, which is made also where its level is off, and "
         "shapes or means in place of tensors; not below 72 ms, now 100 ms",
     ),
+    "rebuilt-tensors": (
+        loop({"inner_lines": [inner("Net.forward", 8, 0.02, method="cat", source="bank = torch.cat([bank[1:], x])")]}),
+        None,
+        "20% of the step is building bank anew for each change of some rows: Net.forward() at train.py:8 (20%): "
+        "allocate it once, and write the new rows in place at a position that goes around",
+    ),
     "tensor-copies": (
         loop({"inner_lines": [inner("Net.forward", 8, 0.015, method="clone"), inner("Net.forward", 9, 0.01)]}),
         0.0765,
@@ -884,6 +890,39 @@ def test_slow_steps_that_wait_for_a_batch_are_the_inputs() -> None:
     with_input = replace(loop(waiting), measurement=Measurement("monotonic", (sample,) * 10, 0.0))
     assert [one.code for one in apply_rules(with_input).diagnoses] == ["data-input"]
     assert [one.code for one in apply_rules(loop(waiting)).diagnoses] == ["periodic-steps"]
+
+
+@pytest.mark.parametrize(("with_new", "extra_s", "first"), [(3, 4.1, "periodic-steps"), (3, 4.0, "data-input"),
+                                                           (9, 4.1, "data-input")])  # fmt: skip
+def test_workers_started_for_each_epoch_precede_the_wait_of_usual_steps(
+    with_new: int, extra_s: float, first: str
+) -> None:
+    tables = {"slow_steps": [slow(every=10, waits_for_batch=True, extra_s=extra_s, without_gradients=False)],
+              "iterators": [{"steps": 30, "with_new": with_new}]}  # fmt: skip
+    sample = Sample(0, False, STEP_S, PHASES | {"input": 0.03}, PHASES)
+    evidence = replace(loop(tables), measurement=Measurement("monotonic", (sample,) * 10, 0.0))
+    assert apply_rules(evidence).diagnoses[0].code == first
+
+
+@pytest.mark.parametrize(
+    ("source", "tensor"),
+    [
+        ("self.queue = torch.cat([self.queue[len(k):], k.detach()])", "self.queue"),
+        ("keys = torch.roll(keys, 1, 0)", "keys"),
+        ('memory["x"] = torch.cat((memory["x"], x))', 'memory["x"]'),
+        ("x = torch.cat([x1, x2])", ""),
+        ("self.x = torch.cat([x, self.x_before])", ""),
+        ("x == torch.cat([x])", ""),
+        ("return torch.cat([x, y])", ""),
+    ],
+)
+def test_tensor_made_from_itself_and_other_rows_is_rebuilt(source: str, tensor: str) -> None:
+    rows = [inner("Net.forward", 8, 0.02, method="cat", source=source)]
+    found = causes(loop({"inner_lines": rows}))
+    assert [each.cause.partition(": ")[0] for each in found] == (
+        [f"20% of the step is building {tensor} anew for each change of some rows"] if tensor else []
+    )
+    assert [(each.at_best, each.share) for each in found] == ([(None, pytest.approx(0.2))] if tensor else [])
 
 
 @pytest.mark.parametrize(
