@@ -107,10 +107,13 @@ def test_growth_is_a_line_through_the_medians_of_both_ends() -> None:
     assert time_growth([(5, 5.0), *((5 + step, 10.0 + step) for step in range(1, 20))]) == (19, 10.0, 29.0, 1.0)
 
 
-@pytest.mark.parametrize(("least", "follows"), [(26.0, False), (27.0, True), (210.0, False)])
-def test_inputs_that_grow_less_than_their_steps_follow_a_schedule(least: float, follows: bool) -> None:
+@pytest.mark.parametrize(
+    ("least", "most", "follows"),
+    [(26.0, 210.0, False), (27.0, 210.0, True), (27.0, 230.0, False), (210.0, 210.0, False)],
+)
+def test_inputs_that_grow_less_than_their_steps_follow_a_schedule(least: float, most: float, follows: bool) -> None:
     """From step 1 to step 20, all batches so far would grow by 10.5 times, and a schedule by 1.3 times less."""
-    sizes = [(step, least + (210.0 - least) * (step - 1) / 19) for step in range(1, 21)]
+    sizes = [(step, least + (210.0 - least) * (step - 1) / 19) for step in range(1, 20)] + [(20, most)]
     assert follows_inputs(sizes) is follows
 
 
