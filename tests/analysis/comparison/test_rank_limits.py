@@ -197,6 +197,8 @@ GEMM, ADD, LOADS = (KERNELS, "matmul"), (KERNELS, "elementwise"), (INPUT, "")
         ({GEMM: Work(2.0, 50.0, 9.0)}, {}, "it runs kernels of matmul that the others do not, 2.00 s longer"),
         ({GEMM: Work(2.0), ADD: Work(3.0)}, {GEMM: Work(1.0), ADD: Work(1.0)}, 
          "the same kernels take 3.00 s longer (most in elementwise)"),
+        ({GEMM: Work(2.0, 50.0, 1.0)}, {GEMM: Work(1.0, 50.0, 0.5)}, "its kernels have 2 times as many blocks"),
+        ({GEMM: Work(2.5), ADD: Work(1.0)}, {GEMM: Work(1.0), ADD: Work(2.0)}, ""),  # 0.5 s longer in all
         ({LOADS: Work(2.0)}, {LOADS: Work(1.0)}, "it waits 1.00 s longer for its batch"),
         ({LOADS: Work(1.99)}, {LOADS: Work(1.0)}, ""),
         ({(OPERATORS, ""): Work(2.0, 51.0)}, {(OPERATORS, ""): Work(1.0, 50.0)}, "its operators take 1.00 s longer"),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cs_systems.analysis.comparison.profiles import difference_of_records
-from cs_systems.analysis.comparison.runs import compare, opening
+from cs_systems.analysis.comparison.runs import _in_any_folder, compare, opening
 from cs_systems.cli import main
 from cs_systems.config import PRESETS, ConfigError, Mode, RunConfig, preset
 from cs_systems.core.caveats import Caveat
@@ -451,3 +451,10 @@ def test_opening_counts_verdicts_and_names_the_largest_sure_change() -> None:
     assert opening(rows[:1]) == "no change of a time is sure: 1 no difference"
     assert opening(rows[1:2]) == "the candidate is slower: 1.500 (0.750 … 3.000) times the baseline's time (b, step)"
     assert opening([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "name"), [("folder/mine.py:step", "mine.py:step"), ("sdpa_flash", "sdpa_flash"), (None, "")]
+)
+def test_code_in_a_file_is_named_without_its_folder(source: str | None, name: str) -> None:
+    assert _in_any_folder(source) == name
