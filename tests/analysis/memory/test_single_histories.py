@@ -24,12 +24,13 @@ from cs_systems.analysis.memory.categories import (
 from cs_systems.analysis.memory.graphs import _is_module, _is_released, kept_output
 from cs_systems.analysis.memory.groups import EARLIER_GRADIENTS, _begin_of_pass, _logits, earlier_pass, groups
 from cs_systems.analysis.memory.leaks import _passes, _step_ends
+from cs_systems.analysis.memory.out_of_memory import _free_pieces, between_blocks, last_failure, out_of_memory, returned
 from cs_systems.analysis.memory.phases import Place
 from cs_systems.config import Phase
 from cs_systems.readers.snapshot import Tensor
 from tests.analysis.memory.test_boundaries import OPTIMIZER, SETUP
 from tests.analysis.memory.test_groups import one
-from tests.analysis.memory.test_limits import BACKWARD, FORWARD, UNNAMED, A, B, Data, event, replayed, segment
+from tests.analysis.memory.test_limits import BACKWARD, FORWARD, MIB, UNNAMED, A, B, Data, event, replayed, segment
 
 MAIN = [{"filename": "train.py", "line": 30, "name": "main"}]
 ZERO_GRAD = [{"filename": "lib/torch/optim/optimizer.py", "line": 9, "name": "zero_grad"}]
@@ -213,3 +214,83 @@ def test_passes_begin_with_the_rarest_stack_that_recurs(tmp_path: Path) -> None:
 def test_zero_grad_in_a_step_does_not_end_it(tmp_path: Path) -> None:
     found = found_in(tmp_path, FORWARD, OPTIMIZER, FORWARD, ZERO_GRAD, FORWARD, OPTIMIZER)
     assert next(_step_ends(found)) == [1, 5]
+
+
+# failed requests
+
+
+def test_time_of_a_failed_request_is_since_the_first_event(tmp_path: Path) -> None:
+    events = [event("alloc", A, 512, 1_000_000), event("oom", 0, MIB, 3_500_000, device_free=0)]
+    (row,) = out_of_memory(attribute(replayed(tmp_path, events)), UNNAMED)
+    assert row["time_s"] == 2.5
+
+
+def test_temporaries_of_a_forward_that_fails_are_activations(tmp_path: Path) -> None:
+    found = attribute(replayed(tmp_path, [event("oom", 0, MIB, device_free=0)]))
+    held = [
+        Attributed(Allocation(BEFORE, 9, A, size, size, 0), category, phase, None)
+        for size, category, phase in (
+            (1, "temporaries", Phase.FORWARD), (2, "temporaries", Phase.LOSS), (4, "temporaries", Phase.OPTIMIZER),
+            (8, "parameters", Phase.FORWARD), (16, "unknown", None),
+        )
+    ]  # fmt: skip
+    failure = last_failure(replace(found, allocations=tuple(held)))
+    assert failure is not None
+    assert failure.held == {
+        ("activations", Phase.FORWARD): 1, ("activations", Phase.LOSS): 2, ("temporaries", Phase.OPTIMIZER): 4,
+        ("parameters", Phase.FORWARD): 8, ("unknown", ""): 16,
+    }  # fmt: skip
+
+
+def test_segments_that_go_back_before_others_come_are_returned(tmp_path: Path) -> None:
+    events = [
+        event("segment_free", A, 2 * MIB), event("segment_free", A << 1, 4 * MIB), event("segment_alloc", B << 2, MIB),
+        event("segment_free", A << 2, 8 * MIB),
+    ]  # fmt: skip
+    found = returned(attribute(replayed(tmp_path, events)))
+    assert found is not None
+    assert (found.segments, found.bytes, found.by_program) == (2, 6 * MIB, False)
+    assert returned(attribute(replayed(tmp_path, events[:2]))) is None
+
+
+def test_memory_between_blocks_counts_segments_that_go_back_later(tmp_path: Path) -> None:
+    """Of three segments of 20 MiB, the last two events give back two."""
+    places = (A, A << 1, A << 2)
+    events = [event("alloc", at, 2 * MIB * n) for n, at in enumerate(places, 1)]
+    events += [event("free_completed", at, 0) for at in places[1:]]
+    events += [event("segment_free", at, 20 * MIB) for at in places[1:]]
+    made = [segment(A, 20 * MIB, (A, 2 * MIB))]
+    found = attribute(replayed(tmp_path, events, made))
+    assert between_blocks(found, 2) == (18 + 16 + 14) * MIB
+    assert between_blocks(found, len(events) - 1) == 18 * MIB
+    assert between_blocks(attribute(replayed(tmp_path, events, made, expandable_segments=True)), 2) == 0
+
+
+def test_segments_that_only_others_use_do_not_count_as_between_blocks(tmp_path: Path) -> None:
+    """Two segments of 20 MiB next to each other."""
+    following = A + 20 * MIB
+    events = [event("alloc", A, 2 * MIB), event("alloc", following, 4 * MIB)]
+    made = [segment(A, 20 * MIB, (A, 2 * MIB)), segment(following, 20 * MIB, (following, 4 * MIB))]
+    found = attribute(replayed(tmp_path, events, made))
+    first, second = found.allocations
+    assert between_blocks(found, 1) == (18 + 16) * MIB
+    assert between_blocks(found, 1, [second]) == 18 * MIB
+    assert between_blocks(found, 1, [first]) == 16 * MIB
+
+
+def test_block_is_in_use_from_the_request_of_its_free_on(tmp_path: Path) -> None:
+    at = A + 2 * MIB
+    events = [
+        event("alloc", A, 2 * MIB), event("alloc", at, 4 * MIB), event("free_requested", at, 0),
+        event("free_completed", at, 0),
+    ]  # fmt: skip
+    found = attribute(replayed(tmp_path, events, [segment(A, 20 * MIB, (A, 2 * MIB))]))
+    assert _free_pieces(found, [(A, A + 20 * MIB)], 2) == [(A + 6 * MIB, A + 20 * MIB)]
+    assert _free_pieces(found, [(A, A + 20 * MIB)], 3) == [(A + 2 * MIB, A + 20 * MIB)]
+
+
+def test_block_whose_free_is_pending_at_the_end_has_its_whole_size(tmp_path: Path) -> None:
+    made = segment(A, 20 * MIB, (A, 4 * MIB))
+    made["blocks"][0]["state"] = "active_pending_free"
+    found = attribute(replayed(tmp_path, [event("free_requested", A, 1000)], [made]))
+    assert _free_pieces(found, [(A, A + 20 * MIB)], 0) == [(A + 4 * MIB, A + 20 * MIB)]
