@@ -119,9 +119,9 @@ def view(job: Merged) -> RanksView:
         for one in job.ranks
     ]
     first = job.ranks[0]
-    marks = [mark for mark in first.marks if mark.start_s - ahead_s[first.rank] <= until_s]
+    marks = [mark for mark in first.marks if mark.start_s <= until_s]  # by the clock that the others are ahead of
     ends = [a + b for one in ranks for own in (one["compute"], one["calls"]) for a, b in _pairs(own)]
-    begins, lasts = _columns([m.start_s for m in marks], [m.end_s for m in marks], start_s + ahead_s[first.rank])
+    begins, lasts = _columns([m.start_s for m in marks], [m.end_s for m in marks], start_s)
     return {
         "end_ns": max([1, *ends, *(a + b for a, b in zip(begins, lasts, strict=True))]),
         "steps": {"number": [mark.number for mark in marks], "start": begins, "duration": lasts},

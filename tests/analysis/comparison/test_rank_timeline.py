@@ -25,12 +25,13 @@ def spans(*intervals: tuple[float, float]) -> Intervals:
 
 def two(**known: Any) -> list[Rank]:
     """Return two ranks, of which the second waits from 3 to 4 s; its clock is 2 s ahead, and it also calls alone."""
-    phases = {"forward": spans((1.5, 2.5)), "backward": spans((0.25, 0.5), (4.25, 4.5), (9.0, 9.5))}
+    phases = {"forward": spans((1.5, 2.5)), "backward": spans((0.25, 1.0), (4.25, 4.5), (5.75, 5.875), (6.0, 6.5))}
     shared = {"size_bytes": 4, "group": "a"}
-    marks = (Step("step", 1.0, 3.5, number=7), Step("step", 3.5, 6.0, number=8))
+    marks = (Step("step", 1.0, 3.0, number=7), Step("step", 3.0, 6.0, number=8))
+    late = {"forward": spans((2.5, 3.0), (3.5, 4.0), (8.0, 8.5))}
     return [
         rank(0, call(4.0, 5.0, **shared), marks=marks, phases=phases, host="x", **known),
-        rank(1, call(5.0, 7.0, **shared), call(7.5, 8.0, name="send"), marks=(Step("step", 3.0, 8.0),)),
+        rank(1, call(5.0, 7.0, **shared), call(7.5, 8.0, name="send"), marks=(Step("step", 3.0, 8.0),), phases=late),
     ]
 
 
@@ -38,7 +39,7 @@ def test_view_has_boxes_of_all_ranks_from_the_first_moment_on() -> None:
     found = view(merged(two()))
     first, second = found["ranks"]
     assert (found["end_ns"], found["joined_ns"], found["hidden_calls"]) == (5 * S, 0, 0)
-    assert found["steps"] == {"number": [7, 8], "start": [0, 25 * S // 10], "duration": [25 * S // 10] * 2}
+    assert found["steps"] == {"number": [7, 8], "start": [0, 2 * S], "duration": [2 * S, 3 * S]}
     assert found["phases"] == ["forward", "backward"]
     assert found["kinds"] == [
         {"name": "all_reduce", "group": "a", "bytes": 4}, {"name": "send", "group": "", "bytes": None},
@@ -53,20 +54,46 @@ def test_view_has_boxes_of_all_ranks_from_the_first_moment_on() -> None:
 
 
 def test_computation_outside_of_the_steps_is_not_drawn() -> None:
-    (first, _) = view(merged(two()))["ranks"]
+    first, second = view(merged(two()))["ranks"]
     assert first["compute"] == {
-        "start": [S // 2, 325 * S // 100], "duration": [S, S // 4], "phase": [0, 1],
+        "start": [S // 2, 325 * S // 100, 475 * S // 100], "duration": [S, S // 4, S // 8], "phase": [0, 1, 1],
     }  # fmt: skip
+    assert second["compute"] == {"start": [S // 2], "duration": [S // 2], "phase": [0]}
 
 
-def test_later_calls_than_are_drawn_are_counted_without_their_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_timeline, "MOST_CALLS", 4)
-    assert view(merged(two()))["hidden_calls"] == 0
-    monkeypatch.setattr(rank_timeline, "MOST_CALLS", 1)
+def test_computation_of_a_trace_without_steps_is_drawn_up_to_its_last_call() -> None:
+    phases = {"forward": spans((0.25, 0.5))}
+    with_call, without = view(merged([rank(0, call(1.0, 2.0), phases=phases), rank(1, phases=phases)]))["ranks"]
+    assert (with_call["compute"]["start"], without["compute"]["start"]) == ([S // 4], [])
+
+
+def test_view_begins_with_the_first_moment_of_any_rank() -> None:
+    ranks = [rank(0, call(4.0, 5.0)), rank(1, call(2.5, 3.0, name="send"), call(5.0, 7.0))]
+    assert view(merged(ranks))["ranks"][0]["calls"]["start"] == [35 * S // 10]
+    assert view(merged([rank(0, call(4.0, 5.0)), rank(1)]))["ranks"][0]["calls"]["start"] == [4 * S]
+
+
+@pytest.mark.parametrize(("marks", "end_ns"), [((), 1), ((Step("step", 0.0, 3.0),), 3 * S)])
+def test_view_ends_with_the_last_step(marks: tuple[Step, ...], end_ns: int) -> None:
+    assert view(merged([rank(0, marks=marks)]))["end_ns"] == end_ns
+
+
+@pytest.mark.parametrize(
+    ("most", "drawn", "hidden", "steps"),
+    [
+        (4, ([3 * S], [2 * S, 3 * S, 45 * S // 10]), 0, 3),
+        (2, ([3 * S], [2 * S, 3 * S]), 1, 1),
+        (1, ([], [2 * S]), 3, 1),
+    ],
+)
+def test_later_calls_than_are_drawn_are_counted_without_their_waits(
+    most: int, drawn: tuple[list[int], list[int]], hidden: int, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_timeline, "MOST_CALLS", most)
     found = view(merged(two()))
     first, second = found["ranks"]
-    assert (first["calls"]["start"], second["calls"]["start"], found["hidden_calls"]) == ([], [2 * S], 3)
-    assert (found["steps"]["number"], first["compute"]["start"], found["end_ns"]) == ([7], [S // 2], 3 * S)
+    assert (first["calls"]["start"], second["calls"]["start"], found["hidden_calls"]) == (*drawn, hidden)
+    assert (found["steps"]["number"], len(first["compute"]["start"])) == ([7, 8], steps)
 
 
 @pytest.mark.parametrize(("most", "starts", "joined_ns"), [(3, [0, 2, 5], 0), (2, [0, 5], 1000), (1, [0], 2000)])

@@ -221,7 +221,8 @@ def test_failed_request_of_ten_bytes_has_a_cause(
 @pytest.mark.parametrize(
     ("free", "pieces", "expected"),
     [
-        (0, [(0, 10)], (OTHER_POOL, 0)), (0, [(0, 1), (4, 14), (20, 21)], (OTHER_POOL, 0)), (10, [(0, 9)], (LIMIT, 0)), (None, [(0, 9)], (NOT_KNOWN, 0)),
+        (0, [(0, 10)], (OTHER_POOL, 0)), (0, [(0, 1), (4, 14), (20, 21)], (OTHER_POOL, 0)),
+        (10, [(0, 9)], (LIMIT, 0)), (None, [(0, 9)], (NOT_KNOWN, 0)),
         (0, None, (NOT_KNOWN, 0)), (1, [(0, 9)], (FRAGMENTED, 0)), (5, [(0, 2), (4, 6)], (TOO_LITTLE, 1)),
         (2, [], (TOO_LITTLE, 8)),
     ],
