@@ -392,7 +392,7 @@ def test_logits_are_as_large_as_the_loss_or_half(others: list[Attributed], logit
     [
         (("forward",), True), (("forward", "backward"), True), (("forward", "forward", "backward"), True),
         (("forward", "optimizer"), False), (("forward", "optimizer", "forward", "backward"), False),
-        (("loss", "optimizer", "backward"), True),
+        (("loss", "optimizer", "backward"), True), (("optimizer", "forward"), False),
     ],
 )  # fmt: skip
 def test_backward_may_come_unless_an_update_and_a_forward_come_first(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cs_systems.analysis.memory import timeline as memory_timeline
 from cs_systems.analysis.memory.allocations import BEFORE, Allocation
 from cs_systems.analysis.memory.categories import PARAMETERS, Attributed, Attribution, attribute
 from cs_systems.analysis.memory.sites import sites
@@ -95,10 +96,21 @@ def test_thousand_events_of_a_microsecond_are_a_nanosecond_apart(tmp_path: Path)
     assert [*_moments(replayed(tmp_path, events).snapshot.events)] == [*range(1003)]
 
 
+def test_blocks_of_the_largest_segments_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_timeline, "MOST_BLOCKS", 2)
+    events = [event("alloc", B, MIB, 1, frames=FORWARD)]
+    made = view(found_in(tmp_path, events, segment(A, 2 * MIB, (A, MIB)), segment(B, 4 * MIB, (B, MIB))), UNNAMED)
+    (shown,) = made["segments"]
+    assert (shown["address"], shown["size"], made["hidden_segments"]) == (f"{B:#x}", [MIB, 3 * MIB], 1)
+    assert [category if category < 0 else made["categories"][category] for category in shown["category"]] == [
+        "activations", -1,
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(("others", "explains"), [(1, True), (1.25, False)])
 def test_preset_explains_most_if_half_of_the_parameters_have_its_sizes(others: float, explains: bool) -> None:
     (size, *_) = (4 * shape[0] * shape[-1] for shape in parameter_shapes(PRESETS["tiny"]).values())
-    sizes = (size, int(size * others / 2), int(size * others / 2))
+    sizes = (size, int(size * others / 2) + 8, int(size * others / 2) - 8)
     made = [Attributed(Allocation(BEFORE, 9, A, each, each, 0), PARAMETERS, None, None) for each in sizes]
     found = Attribution(None, tuple(made), (), (), ())  # type: ignore[arg-type]
     assert _explains_most(PRESETS["tiny"], [4], found) is explains
