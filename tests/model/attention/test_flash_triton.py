@@ -1,7 +1,7 @@
 """Tests special to flash_triton; test_semantics.py holds those shared by all backends.
 
 Without a GPU the kernels run in Triton's interpreter, which must be chosen before triton is imported. One test
-therefore runs this file and the shared suite in a new process.
+therefore runs this file, the shared suite and the fuzzer in a new process.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ def test_attention_suite_passes_in_triton_interpreter() -> None:
     # Cases of the shared suite that repeat others are left to the GPU, since the interpreter is slow.
     repeated = "130-cpu or d-head-128 or d-head-64-tiles or above_10_000 and False"
     shared = f"flash_triton and (cpu-float32 or grouped-cpu-float16) and not ({repeated})"
-    chosen = f"test_semantics and {shared} or test_flash_triton and (cpu or interpreter_refuses)"
-    suites = (HERE / "test_semantics.py", HERE / "test_flash_triton.py")
+    own = "test_flash_triton and (cpu or interpreter_refuses) or test_flash_triton_passes_in_interpreter"
+    chosen = f"test_semantics and {shared} or {own}"
+    fuzzer = HERE.parents[1] / "scripts" / "test_fuzz_attention.py"
+    suites = (HERE / "test_semantics.py", HERE / "test_flash_triton.py", fuzzer)
     command = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", "-k", chosen, *suites]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[3])

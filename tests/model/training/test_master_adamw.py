@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -129,21 +126,15 @@ def run_kernel(optimizer: MasterAdamW) -> None:
     tables.launch([p.grad for p in parameters], group["progress"], settings)
 
 
-@pytest.mark.slow
-def test_interpreted_kernel_matches_torch() -> None:
-    pytest.importorskip("triton", reason="triton is not installed: pip install triton")
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[3])}
-    done = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-def compare_kernel_with_torch() -> None:
-    for moments in (torch.float32, torch.bfloat16):
-        kernel, reference = trained(moments, run=run_kernel, steps=2), trained(moments, steps=2)
-        for a, b in zip(weights(*kernel), weights(*reference), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
-        for p, q in zip(kernel[1], reference[1], strict=True):
-            assert torch.equal(kernel[0].state[p]["exp_avg_sq"], reference[0].state[q]["exp_avg_sq"])
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter: TRITON_INTERPRET=1")
+@pytest.mark.parametrize("moments", [torch.float32, torch.bfloat16], ids=str)
+def test_interpreted_kernel_matches_torch(moments: torch.dtype) -> None:
+    """test_parts.py runs this test in its process."""
+    kernel, reference = trained(moments, run=run_kernel, steps=2), trained(moments, steps=2)
+    for a, b in zip(weights(*kernel), weights(*reference), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+    for p, q in zip(kernel[1], reference[1], strict=True):
+        assert torch.equal(kernel[0].state[p]["exp_avg_sq"], reference[0].state[q]["exp_avg_sq"])
 
 
 @pytest.mark.gpu
@@ -151,7 +142,3 @@ def compare_kernel_with_torch() -> None:
 def test_kernel_on_a_gpu_matches_torch_on_a_cpu(moments: torch.dtype) -> None:
     for a, b in zip(weights(*trained(moments, "cuda")), weights(*trained(moments)), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=2e-6)
-
-
-if __name__ == "__main__":
-    compare_kernel_with_torch()

@@ -1,7 +1,7 @@
 """Tests of the contract of every part: the plain modules' function in float64, and their parameter names.
 
 Parts that are Triton kernels run in its interpreter, which must be chosen before triton is imported. One test therefore
-runs this file in a new process.
+runs this file in a new process, with the tests of the other kernels of a training step.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ EACH = pytest.mark.parametrize("names", [on_cpu(names) for names in SETS])
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: pip install triton")
 @pytest.mark.timeout(600)  # a minute, or several on a busy machine
 def test_parts_in_triton_pass_in_its_interpreter() -> None:
-    files = (__file__, Path(__file__).with_name("test_part_kernels.py"))
-    chosen = "fused_ and not fused_cross or fused_rmsnorm or test_part_kernels"
+    files = (__file__, *(Path(__file__).with_name(name) for name in ("test_part_kernels.py", "test_master_adamw.py")))
+    chosen = "fused_ and not fused_cross or fused_rmsnorm or test_part_kernels or interpreted_kernel"
     command = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", "-k", chosen, *files]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[3])
