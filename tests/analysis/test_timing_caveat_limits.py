@@ -82,6 +82,7 @@ def told(walls: Sequence[float], rounds: Sequence[int] = ()) -> list[str]:
         ([1.26, *[1.0] * 9], (), True), ([1.25, *[1.0] * 9], (), False),
         ([2.0, 1.5, 1.0, 1.0, 2.5, 2.5, *[1.0] * 6], (), True),  # only the second half is later
         ([2.0, *[1.0] * 9], [0] * 9 + [1], False),  # each round warms up
+        ([2.0, *[1.0] * 9], [0] + [1] * 9, False),
     ],
 )  # fmt: skip
 def test_warm_up_is_too_short_if_first_steps_are_slower_than_the_second_half(

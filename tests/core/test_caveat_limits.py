@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from cs_systems.core.caveats import cut_short, not_restored, recomputed, skipped_steps
+from cs_systems.core.caveats import (
+    LOOP_REMEDIES,
+    REMEDIES,
+    broken_graph,
+    cut_short,
+    not_restored,
+    recomputed,
+    skipped_steps,
+)
 
 
 @pytest.mark.parametrize(
@@ -40,8 +48,10 @@ def test_loop_ended_by_an_error_gets_advice_to_correct_it() -> None:
 
 def test_numbers_of_caveats_have_their_units() -> None:
     assert recomputed(0.25).message.startswith("25% of backward repeats forward")
+    assert recomputed(1.0).message.startswith("100% of backward repeats forward")
     assert "scale 65,536 at first, 1,000,000 at last" in skipped_steps(1, 9, 65536.0, 1e6).message
     assert "scale 1 at first, 0.5 at last" in skipped_steps(1, 9, 1.0, 0.5).message
+    assert "scale 2 at first, 0.5 at last" in skipped_steps(1, 9, 1.75, 0.5).message
     assert "scale 1 at first, 1.70e+38 at last" in skipped_steps(1, 9, 1.0, 1.7e38).message
     assert "(scale 999,999 at first)" in skipped_steps(1, 9, 999999.0, None).message
 
@@ -49,3 +59,12 @@ def test_numbers_of_caveats_have_their_units() -> None:
 def test_five_names_of_what_could_not_be_restored_are_shown() -> None:
     assert "changed a, b, c, d, e, and could not" in not_restored([*"abcde"]).message
     assert "changed a, b, c, d, e and 2 more, and could not" in not_restored([*"abcdefg"]).message
+
+
+def test_first_graph_break_is_named() -> None:
+    rows = [{"place": f"a.py:{n}", "reason": f"reason {n}"} for n in (1, 2)]
+    assert broken_graph(rows) == "left the graph, first at a.py:1: reason 1"  # type: ignore[arg-type]
+
+
+def test_loop_has_the_remedies_of_cells_but_for_few_samples() -> None:
+    assert {*REMEDIES} - {*LOOP_REMEDIES} == {"few-samples"}
