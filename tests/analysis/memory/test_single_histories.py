@@ -255,7 +255,7 @@ def test_segments_that_go_back_before_others_come_are_returned(tmp_path: Path) -
 
 
 def test_memory_between_blocks_counts_segments_that_go_back_later(tmp_path: Path) -> None:
-    """Of three segments of 20 MiB, the last two events give back two."""
+    """The last two events give back two of three segments of 20 MiB."""
     places = (A, A << 1, A << 2)
     events = [event("alloc", at, 2 * MIB * n) for n, at in enumerate(places, 1)]
     events += [event("free_completed", at, 0) for at in places[1:]]
