@@ -53,7 +53,10 @@ CONTRADICTION = 4.0
 """Ratio of measured to assumed variance between processes above which the assumption is ignored."""
 
 ENOUGH_DOF = 4
-"""Degrees of freedom, such as of 3 processes a side, with which rounds no longer tell how much processes vary."""
+"""Degrees of freedom that measure the variance between processes, with no need to assume it: 3 processes a side."""
+
+UNEQUAL = 10.0
+"""Ratio of the sides' variances above which they have none in common. Equal ones of 3 processes exceed it in 18%."""
 
 MEDIAN_OVER_MEAN = 1.3
 """Assumed ratio of the variance of the median of all samples to that of the trimmed mean of the rounds' medians.
@@ -235,13 +238,13 @@ def ratio_interval(
 ) -> Comparison:
     """Return the ratio of B's duration to A's, with its interval and verdict.
 
-    The ratio is taken between the medians of all samples, so that the interval contains it. Its width is Student's t,
-    with the common variance between the processes of both sides, of `others` too if these are few. The assumed variance
-    counts as one degree of freedom more: it is `BETWEEN_PROCESSES_SD` squared, plus the variance of a process from the
-    trimmed log medians of its rounds (Yuen 1974).
+    The ratio is taken between the medians of all samples, so that the interval contains it. With `ENOUGH_DOF` its width
+    is Student's t with the common variance between the processes of both sides, and of `others` too if these are few.
+    The assumed variance joins it as one more degree of freedom, unless it is far smaller: `BETWEEN_PROCESSES_SD`
+    squared, plus the variance of a process of the noisier side, from the trimmed log medians of its rounds (Yuen 1974).
 
-    With fewer than `ENOUGH_DOF` it is Welch's t (1947): each side has a variance of its own, joined by that of `others`
-    with half of their degrees of freedom, and more is assumed if the rounds suggest it.
+    Otherwise, or if the variances are `UNEQUAL`, it is Welch's t (1947): each side has a variance of its own, joined by
+    that of `others` with half of their degrees of freedom, and more is assumed if the rounds suggest it.
 
     Args:
         a_groups: durations of A, by process and round.
@@ -256,7 +259,8 @@ def ratio_interval(
     a, b = (_estimate(groups, shown._replace(dof=shown.dof / 2)) for groups in (a_groups, b_groups))
     centers = median(a_groups), median(b_groups)
     ratio, unseen, noise = centers[1] / centers[0], None, _noise([*a_groups, *b_groups])
-    if shown.dof or min(len(a_groups), len(b_groups)) > 1:
+    common = _common(a_groups, b_groups, shown)
+    if common or shown.dof or min(len(a_groups), len(b_groups)) > 1:
         noise = f"processes and {noise}"
     else:
         unseen = (
@@ -270,10 +274,11 @@ def ratio_interval(
     variance = a.variance + b.variance
     doubt = a.variance**2 / a.dof + b.variance**2 / b.dof
     dof = max(1.0, variance**2 / doubt) if doubt else math.inf
-    if (measured := _measured(a_groups, b_groups, shown)).dof >= ENOUGH_DOF:
-        assumed = BETWEEN_PROCESSES_SD**2 + max(a.noise, b.noise)
-        one, dof = _with_assumed(measured, assumed)
-        variance = one * (_of_median(len(a_groups)) + _of_median(len(b_groups)))
+    if common:
+        one, dof = _with_assumed(common, BETWEEN_PROCESSES_SD**2 + max(a.noise, b.noise))
+        sides = ((len(a_groups), a), (len(b_groups), b))
+        # a single process may vary more than the others, as its rounds suggest
+        variance = sum(max(one, side.variance) if n == 1 else one * _of_median(n) for n, side in sides)
     half = student_t((1 + confidence) / 2, dof) * math.sqrt(variance)
     resolution = max(math.expm1(half), MINIMUM_EFFECT)
     low, high = ratio * math.exp(-half), ratio * math.exp(half)
@@ -308,10 +313,19 @@ def pooled(programs: Iterable[Sequence[Rounds]]) -> Pooled:
     return Pooled(squares / dof if dof else 0.0, dof)
 
 
-def _measured(a_groups: Sequence[Rounds], b_groups: Sequence[Rounds], others: Pooled) -> Pooled:
-    """Return the common variance between the processes of both sides; of other programs too if these are too few."""
-    own = pooled([a_groups, b_groups])
-    return own if own.dof >= ENOUGH_DOF else _joined(own, others)
+def _common(a_groups: Sequence[Rounds], b_groups: Sequence[Rounds], others: Pooled) -> Pooled | None:
+    """Return the common variance between processes; None if there is none, or if there are too few processes."""
+    few, many = (pooled([groups]) for groups in sorted((a_groups, b_groups), key=len))
+    own = _joined(few, many)
+    least, most = sorted((few.variance, many.variance))
+    if few.dof == 1 < many.dof or (few.dof > 1 and most > UNEQUAL * least):
+        return None  # the side with more processes must not hide that the other varies more
+    if own.dof >= ENOUGH_DOF:
+        return own
+    if others.dof and own.dof and own.variance > CONTRADICTION * others.variance:
+        return own if few.dof else None
+    found = _joined(own, others)
+    return found if found.dof >= ENOUGH_DOF else None
 
 
 def _joined(one: Pooled, other: Pooled) -> Pooled:
