@@ -12,7 +12,7 @@ from cs_systems.advise.lever import Cell, batch_of
 from cs_systems.config import FIELDS, LEAVES, RunConfig
 from cs_systems.core.fields import Subject
 from cs_systems.record import RunRecord
-from cs_systems.report.advice import TrialRow
+from cs_systems.report.advice import STEPS, TrialRow
 
 ENDED = "the search ended before it"  # reason why an option was not tried
 CLOSE = 0.25  # largest relative error of an expectation that counts as close
@@ -45,7 +45,7 @@ class Answer:
     @property
     def others(self) -> list[TrialRow]:
         """Rows of the options that were not kept."""
-        return [row for row in self.trials if row["status"] != "kept" and row["change"]]
+        return [row for row in self.trials if row["status"] not in STEPS and row["change"]]
 
     @property
     def unfit(self) -> list[str]:
@@ -58,10 +58,11 @@ class Answer:
 
     @property
     def waterfall(self) -> list[TrialRow]:
-        """Rows of the kept levers, below a row for the start."""
+        """Rows of the levers that were kept, also of those that a later one replaced, below a row for the start."""
         if not self.kept:
             return []
-        return [filled(row_of("start"), self.history[0], self.history[0]), *self.kept]
+        steps = (row for row in self.trials if row["status"] in STEPS)
+        return [filled(row_of("start"), self.history[0], self.history[0]), *steps]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer as plain data for JSON."""

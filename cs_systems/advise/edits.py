@@ -145,8 +145,9 @@ def optimizers(source: str) -> Iterator[tuple[ast.stmt, str]]:
 
     It takes `NAME.parameters()`, or is a method of `NAME`, which the source also calls.
     """
-    called = {call.func.id for call in all_calls(source) if isinstance(call.func, ast.Name)}
-    for statement in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    called = {call.func.id for call in all_calls(source) if isinstance(call.func, ast.Name)} - _not_models(tree)
+    for statement in ast.walk(tree):
         if not isinstance(statement, ast.Assign | ast.AnnAssign | ast.Expr | ast.Return):
             continue
         for call in ast.walk(statement):
@@ -159,6 +160,17 @@ def optimizers(source: str) -> Iterator[tuple[ast.stmt, str]]:
                     given = (part for part in parts if part.attr in ("parameters", "named_parameters"))
                     if model := next((part.value.id for part in given if isinstance(part.value, ast.Name)), ""):
                         yield statement, model
+
+
+def _not_models(tree: ast.Module) -> set[str]:
+    """Return the names of classes, functions and imports, which may be called, too."""
+    found = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {each.asname or each.name for each in node.names}
+    return found
 
 
 def calls(source: str, names: Collection[str]) -> bool:

@@ -21,6 +21,7 @@ from cs_systems.advise.lever import (
     Cell,
     Lever,
     Proposal,
+    ScriptPlan,
     Situation,
     batch_of,
     is_launch_bound,
@@ -31,7 +32,7 @@ from cs_systems.advise.numerics import UNCHECKED, Check
 from cs_systems.config import RunConfig
 from cs_systems.core.units import counted, human
 from cs_systems.record import RunRecord
-from cs_systems.report.advice import TrialRow
+from cs_systems.report.advice import REPLACED, TrialRow
 
 AGAIN = 0.05  # least expected gain, as a share, for which an option without gain is tried again on another best cell
 LARGE_GAIN = 0.1  # share; on a host, an option gets no further pair if the interval excludes this gain
@@ -183,8 +184,18 @@ class Search:
                     self._tried.add(other.key)
                     reason = f"expected {human(other.expected.value, self._unit)}, more than the option that is kept"
                     self.rows.append(row_of(other.lever, other.words, "not tried", reason))
+        if isinstance(option.cell, ScriptPlan):
+            self._mark_replaced(option.cell)
         self._kept |= {*option.levers}
         self.situation = replace(self.situation, cell=option.cell, history=(*self.situation.history, record))
+
+    def _mark_replaced(self, plan: ScriptPlan) -> None:
+        """Mark the kept levers whose place a lever of this plan takes."""
+        replaced = {row["lever"] for row in self.rows if row["status"] == "kept"} - {*plan.levers}
+        for row in self.rows:
+            if row["lever"] in replaced:
+                row |= {"status": REPLACED, "change": f"{row['change']}, replaced below"}
+        self._kept -= replaced
 
     def _look(self) -> None:
         """Measure the step without its CUDA graph once, if its experiments can predict the gain of options."""

@@ -12,6 +12,8 @@ from cs_systems.config import ConfigError
 from cs_systems.core.tables import Column, Table
 from cs_systems.core.validation import is_number
 
+REPLACED = "replaced"  # status of a lever that was kept, until another one took its place
+STEPS = ("kept", REPLACED)
 FILE = "advice.json"
 
 
@@ -96,7 +98,7 @@ def read(folder: Path) -> Advice | None:
     try:
         data = json.loads(file.read_text())
         waterfall = tuple(map(_row, data["waterfall"]))
-        others = tuple(_row(each) for each in data["trials"] if each["status"] != "kept" and each["change"])
+        others = tuple(_row(each) for each in data["trials"] if each["status"] not in STEPS and each["change"])
         goal, sentences = data["goal"], tuple(map(_text, data["sentences"]))
         if goal not in WATERFALL:
             raise ValueError(f"no goal is named {goal!r}")

@@ -5,7 +5,7 @@ Method: each script of advised_scripts.toml is searched by `advise --budget`, in
 a git repository. Afterwards `git status` must be empty, and the diff must apply. --grid measures instead each
 combination of the levers that the search tried first (those that it kept, then the most promising ones, 5 at most),
 and compares the best combination with the one that the search found: both in the same processes.
-Output: one JSON file per script in --output, and table.md there, made of all these files. An answer may have a `note`.
+Output: one JSON file per script in --output, and table.md there, made of all these files.
 
     python scripts/benchmarks/advised_scripts.py --root checkouts --prepare          # writes the data
     python scripts/benchmarks/advised_scripts.py --root checkouts --cuda-device 0 --budget 180s
@@ -234,8 +234,8 @@ def table(folder: Path) -> str:
     lines = [
         "# What does advise keep in public training scripts, and how much faster are they?",
         "",
-        f"On {device}, by `scripts/benchmarks/advised_scripts.py`: the scripts of `advised_scripts.toml` next to it, "
-        "unedited, with generated data.",
+        f"On {device}, by `scripts/benchmarks/advised_scripts.py`: {len(rows)} of the {len(listed(LIST, None)[0])} "
+        "scripts of `scripts/benchmarks/advised_scripts.toml`, unedited, with generated data.",
         "",
         "| script | commit | start (ms) | best (ms) | gain | interval | ± | trials | time (s) | folder | diff |",
         "| --- | --- | --: | --: | --: | --- | --: | --: | --: | --- | --- |",
@@ -246,7 +246,7 @@ def table(folder: Path) -> str:
             "",
             f"## {row['script']}",
             "",
-            f"{row['about']}. {'; '.join(row.get('sentences', ()))}{row.get('note', '')}",
+            f"{row['about']}. {'; '.join(row.get('sentences', ()))}",
             "",
             *_trials(row),
         ]

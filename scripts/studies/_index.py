@@ -328,9 +328,17 @@ def _advise(folder: Path) -> str:
 
 def _advised_scripts(folder: Path) -> str:
     rows = table(folder / "table.md")
-    texts = [f"{row['script']} {row['gain']} times as fast ({row['interval']})" for row in rows if row["gain"]]
+    texts = [
+        f"{row['script']} {row['gain']} times as fast ({row['interval']}{', no sure gain' if _holds_1(row) else ''})"
+        for row in rows
+        if row["gain"]
+    ]
     least, most = (end(float(row["time (s)"]) for row in rows) / 60 for end in (min, max))
     return f"On NVIDIA H200, in {least:.0f} to {most:.0f} minutes each: {', '.join(texts)}."
+
+
+def _holds_1(row: dict[str, str]) -> bool:
+    return float(row["interval"].partition(" ")[0] or 0.0) <= 1
 
 
 def _energy_peer(folder: Path) -> str:

@@ -100,16 +100,17 @@ def test_a_model_may_make_its_own_optimizer() -> None:
     edit, line = edits.before_optimizer("{model}.compile()"), "self.optimizer = model.configure_optimizers(config)\n"
     assert edit(f"{line}loss = model(x)\n") == f"model.compile()\n{line}loss = model(x)\n"
     assert edit(line) is None  # perhaps no model, because nothing calls it
+    assert edit("from nets import GPT\nmodel = GPT()\nopt = GPT.configure_optimizers(model)\n") is None
 
 
 def test_a_lever_takes_the_place_of_another() -> None:
-    compiled, graphs = ScriptPlan(("tf32", "compile")), ScriptPlan(("tf32", "compiled_graphs"))
+    compiled, graphs = ScriptPlan(("tf32", "compile")), ScriptPlan(("tf32", "reduce_overhead"))
     to_graphs, to_compile = (
         {one[0] if isinstance(one, tuple) else one.lever: one for one in proposals(situation, all_levers())}
         for situation in (Situation(cell, GPU, texts=(SCRIPT,)) for cell in (compiled, graphs))
     )
-    assert to_compile["compile"] == ("compile", "compiled_graphs compiles the model already")
-    assert isinstance(option := to_graphs["compiled_graphs"], Proposal)
+    assert to_compile["compile"] == ("compile", "reduce_overhead compiles the model already")
+    assert isinstance(option := to_graphs["reduce_overhead"], Proposal)
     assert option.cell == graphs
 
 
@@ -150,12 +151,12 @@ def test_command_after_a_job_of_ranks_starts_the_ranks(
 def test_command_after_a_trace_names_its_cell_or_its_script() -> None:
     answer = DiagnosisAnswer((Diagnosis("c", "r", 1.0, code="launch-bound"),))
     start = ["cs-systems", "advise"]
-    assert try_after_trace(answer, None) == [*start, "--levers", "compile", "compiled_graphs", "--", "YOUR_SCRIPT.py"]
+    assert try_after_trace(answer, None) == [*start, "--levers", "compile", "reduce_overhead", "--", "YOUR_SCRIPT.py"]
     cell = RunRecord("", RunConfig(profiler="kineto").to_dict(), "ok")
     words = try_after_trace(answer, cell)
     assert words[2:4] == ["--size", "small"]
     assert words[-3:] == ["--levers", "compile", "cuda_graph"]
-    loop, levers = replace(cell, config=RunConfig(workload="loop train").to_dict()), ("compile", "compiled_graphs")
+    loop, levers = replace(cell, config=RunConfig(workload="loop train").to_dict()), ("compile", "reduce_overhead")
     for given, script in (("-- train.py --lr 1", ["--", "train.py", "--lr", "1"]), ("-- -m train", [])):
         recorded = replace(loop, origin=Origin(1.0, f"cs-systems run --steps 2:8 {given}"))
         assert try_after_trace(answer, recorded) == ([*start, "--levers", *levers, *script] if script else [])

@@ -9,7 +9,7 @@ import pytest
 
 from cs_systems.advise.answer import Answer, command_words, errors, row_of
 from cs_systems.advise.judge import Judgement
-from cs_systems.advise.lever import Proposal, Situation, all_levers, proposals
+from cs_systems.advise.lever import Proposal, ScriptPlan, Situation, all_levers, proposals
 from cs_systems.advise.levers import fused_parts
 from cs_systems.advise.numerics import Check
 from cs_systems.advise.search import Search, Unmeasurable
@@ -343,3 +343,27 @@ def test_kept_options_without_an_expectation_have_their_reason(machine: Environm
     record = replace(ModelledBench().measure(START, 0), environment=machine)
     answer = Answer(START, START, (record, record), (row_of("allocator", "expandable segments", "kept"),), "time")
     assert why in answer.sentences()[-1]
+
+
+def of_script(*levers: str) -> Proposal:
+    return Proposal(levers[-1], ScriptPlan(levers), levers[-1], "", 0.1)
+
+
+def test_a_lever_that_another_replaces_is_a_step_of_the_waterfall_and_not_kept() -> None:
+    record = ModelledBench().measure(START, 0)
+    search = Search(Situation(ScriptPlan(), GPU, history=(record,)), {}, ModelledBench())
+    for option in (of_script("compile"), of_script("reduce_overhead")):
+        search.rows.append(row_of(option.lever, option.words, "kept"))
+        search._keep(option, record)
+    answer = search.answer()
+    assert [row["lever"] for row in answer.kept] == ["reduce_overhead"]
+    steps = [(row["lever"], row["change"]) for row in answer.waterfall]
+    assert steps[1:] == [("compile", "compile, replaced below"), ("reduce_overhead", "reduce_overhead")]
+    assert answer.others == []
+
+
+def test_records_that_are_not_compared_show_how_processes_vary() -> None:
+    search = Search(Situation(START, GPU), {}, ModelledBench())
+    first, second = (search._measure(START) for _ in range(2))
+    other = search._measure(replace(START, precision=Precision.BF16))
+    assert search._others(first) == [[second], [other]]

@@ -8,7 +8,7 @@ import pytest
 
 from cs_systems.core import statistics as stats
 
-T_2, T_4, T_6 = 4.30265273, 2.77644511, 2.44691185  # 0.975-quantiles of Student's t, by degrees of freedom
+T_2, T_4, T_5 = 4.30265273, 2.77644511, 2.57058184  # 0.975-quantiles of Student's t, by degrees of freedom
 ASSUMED = 0.0095  # standard deviation between processes, of logarithms
 
 
@@ -83,7 +83,7 @@ def side(apart: float) -> list[list[list[float]]]:
 @pytest.mark.parametrize(
     ("times", "t", "share"),
     [
-        (3.99, T_6, (1 + 2 * 3.99) / 3),  # the mean of the assumed and of the shown variance, which counts twice
+        (3.99, T_5, (1 + 4 * 3.99) / 5),  # the mean of the assumed and of the shown variance, which counts four times
         (4.01, T_4, 4.01),  # contradicts the assumed variance
     ],
 )

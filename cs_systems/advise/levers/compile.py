@@ -26,8 +26,8 @@ def options(situation: Situation) -> Sequence[Option] | str:
 
 
 def unfit(situation: Situation) -> str | None:
-    if "compiled_graphs" in getattr(situation.cell, "levers", ()):
-        return "compiled_graphs compiles the model already"
+    if "reduce_overhead" in getattr(situation.cell, "levers", ()):
+        return "reduce_overhead compiles the model already"
     return compiles_itself(situation)
 
 

@@ -9,7 +9,7 @@ from cs_systems.config import Phase
 from cs_systems.core.units import counted
 
 NOTABLE = 0.10  # share of the step
-REMEDY = "nn.Embedding(sparse=True) with SparseAdam or SGD for this table, which update the used rows alone"
+REMEDY = "nn.Embedding(sparse=True) with SparseAdam or SGD for {}, which update the used rows alone"
 OF_PENALTY = "penalise the used rows alone, which makes forward and backward shorter too, then "
 
 
@@ -24,16 +24,17 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if step_s is None or share < MOSTLY or share * update_s < NOTABLE * step_s:
         return None
     first, others = rows[0], len(rows) - 1
-    tables = first["parameter"] + (f" and {counted(others, 'other table')}" if others else "")
-    about, all_rows = ("about ", ", apart from a penalty on all rows") if first.get("is_penalised") else ("", "")
+    is_penalised = any(row.get("is_penalised") for row in rows)
+    about, apart = ("about ", ", apart from a penalty on all rows") if is_penalised else ("", "")
+    used = f"of which a step uses {about}{first['used']:,} of {first['rows']:,} rows{apart}"
+    more = f", and in {counted(others, 'similar table')}" if others else ""
     cause = (
-        f"{update_s / step_s:.0%} of the step is the optimizer, with {share:.0%} of its elements in {tables}, of which "
-        f"a step uses {about}{first['used']:,} of {first['rows']:,} rows{all_rows}"
+        f"{update_s / step_s:.0%} of the step is the optimizer, with {share:.0%} of its elements in "
+        f"{first['parameter']}, {used}{more}"
     )
-    remedy = f"{OF_PENALTY if all_rows else ''}{REMEDY}"
-    return Diagnosis(
-        cause, remedy, step_s, takes=min(step_s, share * update_s), evidence=tuple({**row} for row in rows)
-    )
+    remedy = f"{OF_PENALTY if is_penalised else ''}{REMEDY.format('these tables' if others else 'this table')}"
+    evidence_rows = tuple({**row} for row in rows)
+    return Diagnosis(cause, remedy, step_s, takes=min(step_s, share * update_s), evidence=evidence_rows)
 
 
 RULE = Rule(find, refines=("unfused-optimizer",))

@@ -180,8 +180,11 @@ def _kept(root: Any) -> _Scalar | _Number | None:
         return None
     storage = root.untyped_storage()
     if storage.nbytes() <= _SMALL_BYTES:
-        kept = storage.clone() if _is_of_graphs(root.device) else storage
-        return _Scalar(kept, int(root.storage_offset()), root.dtype)
+        if _is_of_graphs(root.device):
+            if torch._C._autograd._profiler_enabled():
+                return None  # the copy would be an operator of the profile
+            storage = storage.clone()
+        return _Scalar(storage, int(root.storage_offset()), root.dtype)
     kind = _IN_C.get(root.dtype)  # mse_loss returns a part of the memory that it used
     if kind is None or root.device.type != "cpu" or not root.data_ptr():
         return None

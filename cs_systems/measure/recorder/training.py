@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,9 +22,9 @@ from cs_systems.measure.recorder.subject import Subject
 from cs_systems.measure.recorder.weights import Weights
 from cs_systems.measure.workloads._batches import tensors_in
 
-FEW_ROWS = 0.1  # largest share of a table's rows with a gradient
+FEW_ROWS = 0.1  # largest share of a table's rows with a gradient of their own
 FEWEST_ROWS, FEWEST_ELEMENTS = 1_000, 500_000  # of a table; a smaller one costs little
-SAMPLED_ROWS = 1_000  # of a table, evenly spaced
+SAMPLED_ROWS, SAMPLED_COLUMNS = 1_000, 64  # of a table; the columns evenly spaced
 Known = dict[int, tuple[str, Tensor]]  # parameters by their identity, with their names
 
 
@@ -171,7 +172,7 @@ class Training(FewSteps):
                 }  # fmt: skip
 
     def _dense(self) -> Iterator[found.DenseGradientsRow]:
-        """Yield a row for each large table with a gradient in few of its rows."""
+        """Yield a row for each large table of which few rows have a gradient of their own."""
         known = self._parameters()
         elements = _elements(p for optimizer in self._used_rows for p in _held(optimizer))
         for which, used in ((which, used) for of in self._used_rows.values() for which, used in of.items()):
@@ -222,13 +223,28 @@ def used_rows(table: Tensor) -> UsedRows:
     """
     if table.grad is None:
         return UsedRows(0, False)
-    gradient, rows = table.grad.detach(), len(table)
-    count = int(gradient.any(1).sum())
-    if count <= FEW_ROWS * rows:
-        return UsedRows(count, False)
-    some, weights = (each[:: max(1, rows // SAMPLED_ROWS)].double() for each in (gradient, table.detach()))
-    follows = torch.isclose(some, weights * (some / weights).nanmedian(), rtol=1e-3, atol=0.0)
-    return UsedRows(round(float((~follows).any(1).double().mean()) * rows), True)
+    count, few = int(table.grad.detach().any(1).sum()), FEW_ROWS * len(table)
+    penalised = _penalised_rows(table) if count > few else 0.0
+    used = round((1 - penalised) * len(table))
+    return UsedRows(used, True) if penalised and used <= few else UsedRows(count, False)
+
+
+def _penalised_rows(table: Tensor) -> float:
+    """Return the share of a table's rows whose gradient is one multiple of their weights, to the rounding of float32.
+
+    0 if the weights hardly differ: then each gradient that is the same for all is such a multiple.
+    """
+    gradient = table.grad
+    if gradient is None or table.dtype not in (torch.float32, torch.float64):
+        return 0.0
+    drawn = sorted(random.Random(0).sample(range(len(table)), min(SAMPLED_ROWS, len(table))))
+    rows, every = torch.tensor(drawn, device=table.device), -(-table.shape[1] // SAMPLED_COLUMNS)
+    some, weights = (each.detach()[:, ::every][rows].double() for each in (gradient, table))
+    if weights.max() - weights.min() < weights.abs().max() / 2:
+        return 0.0
+    exact = 64 * torch.finfo(table.dtype).eps  # the gradients of a softmax over all rows are small, but larger
+    follows = torch.isclose(some, weights * (some / weights).nanmedian(), rtol=exact, atol=0.0)
+    return float(follows.all(1).double().mean())
 
 
 def _held(optimizer: Optimizer) -> list[Tensor]:

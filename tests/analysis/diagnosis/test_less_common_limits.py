@@ -90,7 +90,7 @@ NUMBERS: dict[str, tuple[Evidence, float, float | None, str]] = {
         "computes nothing, 100% of it in copies",
     ),
     "dense_gradients: of all tables, with the name of the largest": (
-        dense(0.25, 0.5, update_s=0.5), 0.375, None, "75% of its elements in table 1 and 1 other table, of which",
+        dense(0.25, 0.5, update_s=0.5), 0.375, None, "75% of its elements in table 1, of which",
     ),
     "dense_gradients: no more than the step": (dense(0.75, update_s=2.0), 1.0, None, "in table 0"),
     "device_allocation: lines that empty the cache": (

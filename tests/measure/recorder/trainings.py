@@ -180,6 +180,25 @@ def penalty_on_all_rows_of_a_table() -> Step:
     return step
 
 
+def penalty_on_a_table_that_also_gives_the_logits() -> Step:
+    table = nn.Embedding(12_000, 64)
+    optimizer = torch.optim.Adam(table.parameters())
+
+    def step() -> None:
+        words = torch.randint(12_000, (200,))
+        loss = functional.cross_entropy(table(words) @ table.weight.T, words.roll(1))
+        update(optimizer, loss + 1e-4 * table.weight.square().sum())
+
+    return step
+
+
+def table_of_equal_weights_with_equal_gradients() -> Step:
+    table = nn.Embedding(12_000, 64)
+    nn.init.ones_(table.weight)
+    optimizer = torch.optim.Adam(table.parameters())
+    return lambda: update(optimizer, table(torch.arange(12_000)).square().mean())
+
+
 def penalty_on_a_table_of_which_all_rows_are_used() -> Step:
     table = nn.Embedding(12_000, 64)
     optimizer = torch.optim.Adam(table.parameters())
@@ -786,6 +805,8 @@ SOUND: dict[str, Callable[[], Step]] = {
     "frozen_backbone": frozen_backbone,
     "linear_of_which_few_rows_are_used": linear_of_which_few_rows_are_used,
     "penalty_on_a_table_of_which_all_rows_are_used": penalty_on_a_table_of_which_all_rows_are_used,
+    "penalty_on_a_table_that_also_gives_the_logits": penalty_on_a_table_that_also_gives_the_logits,
+    "table_of_equal_weights_with_equal_gradients": table_of_equal_weights_with_equal_gradients,
     "sparse_table": lambda: table_of_which_few_rows_are_used(sparse=True),
     "master_weights": master_weights,
     "own_updates_beside_an_optimizer": own_updates_beside_an_optimizer,

@@ -37,5 +37,5 @@ LEVER = Lever(
         replaces=("compile",),
     ),
     remedies=("launch-bound",),
-    cost=6.0,  # tried before compile where the step waits for launches
+    cost=6.0,  # less than that of compile, so that it comes first where launches are a third of the step or more
 )
