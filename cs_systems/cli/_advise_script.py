@@ -57,6 +57,8 @@ def searched(asked: Asked) -> int:
     script = _script(words)
     files = sources(script)
     every = all_levers()
+    if of_cells := [name for name in asked.levers if every[name].script is None]:
+        raise ConfigError(f"{', '.join(of_cells)}: not for scripts; leave it out, or give cells in place of the script")
     chosen = {name: lever for name, lever in every.items() if lever.script and name in (asked.levers or every)}
     machine = cells.machine("auto")
     of_memory = "--goal memory" if asked.goal == "memory" else "--memory" if asked.memory_bytes else ""

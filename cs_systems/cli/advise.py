@@ -154,6 +154,8 @@ def _search(args: Advise, start: RunConfig, budget_s: float, limit_bytes: int | 
         start = replace(start, steps_s=max(start.steps_s, WINDOW_S * start.rounds))
     situation = Situation(start, environment, goal=args.goal, memory_bytes=limit_bytes, changes_batch=args.change_batch)
     every = all_levers()
+    if of_scripts := [name for name in args.levers if every[name].options is None]:
+        raise ConfigError(f"{', '.join(of_scripts)}: for scripts only; give the script after --")
     levers = {name: lever for name, lever in every.items() if lever.options and name in (args.levers or every)}
     to_try = announce(situation, levers, args.budget, describe(start))
     if args.dry_run:

@@ -39,6 +39,7 @@ def test_search_on_a_cpu_is_recorded_and_resumed(tmp_path: Path, capsys: pytest.
         (["--attention", "naive", "sdpa_flash"], "advise begins with one cell, got 2; give one value for each option"),
         (["--budget", "soon"], "--budget is 'soon'; write a time such as 90s, 10m or 1h"),
         (["--levers", "turbo"], "unknown lever 'turbo'"),
+        (["--levers", "tf32", "reduce_overhead"], "reduce_overhead: for scripts only; give the script after --"),
         (["--goal", "memory", "--device", "cpu"], "--goal memory requires a GPU"),
         (["--train-steps", "2"], "--train-steps is 2; it must be at least 10"),
         (["--memory", "80"], "--memory '80' has no unit; use 80GiB"),

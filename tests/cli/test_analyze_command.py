@@ -59,7 +59,7 @@ def test_short_answer_fits_a_screen_and_ends_with_its_first_cause_and_the_comman
     assert more.startswith("steps, ratio, phases, families, kernels, layers,")
     more, advise = more.split(" advise:  ")
     assert more.endswith(f" {lines[0].removeprefix('1. ')} or capture the step in a CUDA graph (torch.cuda.graph)")
-    assert advise == "cs-systems advise --levers compile -- YOUR_SCRIPT.py"
+    assert advise == "cs-systems advise --levers compile reduce_overhead -- YOUR_SCRIPT.py"
 
 
 @pytest.mark.parametrize(
