@@ -112,9 +112,17 @@ def _bounded(one: Diagnosis, evidence: Evidence) -> Diagnosis:
     if one.unit != "s" or not evidence.is_loop:
         return replace(one, at_best=left)
     takes = one.now - left
-    cold = min(takes, (1 - OF_COLD) * min(left, COLD_S))
-    least = max(0.0, min(FASTER_REST * left, left - OF_CAUSE * takes, left - cold))
+    rest = max(0.0, left - _around_calls_s(evidence)) if one.now == evidence.step_s else left
+    cold = min(takes, (1 - OF_COLD) * min(rest, COLD_S))
+    least = max(0.0, min(FASTER_REST * rest, rest - OF_CAUSE * takes, rest - cold))
     return replace(one, at_best=least, takes=takes if one.takes is None else one.takes)
+
+
+def _around_calls_s(evidence: Evidence) -> float:
+    """Return the time of a step at the calls that begin its phases, but in no phase: mostly the recording's hooks."""
+    from cs_systems.analysis.comparison.loop_findings import CALLS, OWN_PYTHON
+
+    return sum(row["time_s"] for row in OWN_PYTHON.of(evidence.tables) if row["function"] == CALLS)
 
 
 def without_options(remedy: str) -> str:

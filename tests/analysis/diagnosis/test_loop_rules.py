@@ -603,6 +603,12 @@ def test_bound_allows_for_a_short_rest_that_runs_in_cold_caches() -> None:
     assert found.at_best == pytest.approx(0.001)
 
 
+def test_bound_leaves_out_the_hooks_around_calls_of_phases() -> None:
+    rows = [own("batches", 32, 0.04) | {"feeds_model": True}, own("calls of phases", 0, 0.01) | {"place": ""}]
+    (found,) = causes(loop({"own_python": rows}, other=0.05))
+    assert found.at_best == pytest.approx(0.9 * 0.05)
+
+
 def test_garbage_collection_between_phases_does_not_count_as_own_python() -> None:
     collector = own("garbage collector", 0, 0.045) | {"place": ""}
     tables = {"own_python": [collector, own("augment", 8, 0.01)], "garbage_collection": [collected(2.0)]}
