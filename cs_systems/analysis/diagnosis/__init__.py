@@ -104,7 +104,7 @@ def _bounded(one: Diagnosis, evidence: Evidence) -> Diagnosis:
 
     The rest of a loop's step gets faster when its cause is gone, as its data stay in the caches, and part of it is the
     recording's own work. In profiles/diagnosis_truth/followed.md, the step of csv_generator takes 0.97 ms without its
-    lists of numbers, 7% of 13.5 ms.
+    lists of numbers, 7% of 13 ms.
     """
     if one.at_best is None:
         return one
