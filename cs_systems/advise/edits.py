@@ -145,32 +145,20 @@ def optimizers(source: str) -> Iterator[tuple[ast.stmt, str]]:
 
     It takes `NAME.parameters()`, or is a method of `NAME`, which the source also calls.
     """
-    tree = ast.parse(source)
-    called = {call.func.id for call in all_calls(source) if isinstance(call.func, ast.Name)} - _not_models(tree)
-    for statement in ast.walk(tree):
+    nodes = _nodes_of(source)
+    called = {call.func.id for call in nodes.calls if isinstance(call.func, ast.Name)} - nodes.defined
+    for statement in ast.walk(ast.parse(source)):
         if not isinstance(statement, ast.Assign | ast.AnnAssign | ast.Expr | ast.Return):
             continue
         for call in ast.walk(statement):
             match call:
-                case ast.Call(func=ast.Attribute(value=ast.Name(id=model), attr=name)) if name in OF_MODELS:
-                    if model in called:
-                        yield statement, model
+                case ast.Call(func=ast.Attribute(ast.Name(model), name)) if name in OF_MODELS and model in called:
+                    yield statement, model
                 case ast.Call() if name_of(call) in OPTIMIZERS:
                     parts = (part for part in ast.walk(call) if isinstance(part, ast.Attribute))
                     given = (part for part in parts if part.attr in ("parameters", "named_parameters"))
                     if model := next((part.value.id for part in given if isinstance(part.value, ast.Name)), ""):
                         yield statement, model
-
-
-def _not_models(tree: ast.Module) -> set[str]:
-    """Return the names of classes, functions and imports, which may be called, too."""
-    found = set[str]()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            found.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            found |= {each.asname or each.name for each in node.names}
-    return found
 
 
 def calls(source: str, names: Collection[str]) -> bool:
@@ -208,20 +196,24 @@ def all_calls(source: str, names: Collection[str] = ()) -> list[ast.Call]:
 
 
 class _Nodes(NamedTuple):
-    """Imports and calls of a source, in the order of ast.walk."""
+    """Imports and calls of a source, in the order of ast.walk, and the names of its classes, functions and imports."""
 
     imports: list[ast.Import | ast.ImportFrom]
     calls: list[ast.Call]
+    defined: set[str]
 
 
 @functools.lru_cache(maxsize=2)  # the text of a library takes seconds to parse, and every lever asks about it
 def _nodes_of(source: str) -> _Nodes:
-    found = _Nodes([], [])
+    found = _Nodes([], [], set())
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
             found.calls.append(node)
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef):
+            found.defined.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             found.imports.append(node)
+            found.defined.update(each.asname or each.name for each in node.names)
     return found
 
 

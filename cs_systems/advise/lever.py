@@ -252,7 +252,7 @@ class ScriptChange:
             patch expresses the change: then a trial runs the patched text, which is written to no file.
         patch: returns the text of a file with the change written into it; None if it does not find the place.
         in_script_alone: whether the patch belongs into the script, and into none of its modules.
-        replaces: names of levers that it takes the place of.
+        replaces: levers that it takes the place of, each with the reason why it does not apply then.
     """
 
     what: str
@@ -261,7 +261,7 @@ class ScriptChange:
     hook: Callable[[], Callable[[], bool] | None] | None = None
     patch: Callable[[str], str | None] | None = None
     in_script_alone: bool = False
-    replaces: tuple[str, ...] = ()
+    replaces: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -408,7 +408,7 @@ def _of_script(situation: Situation, name: str, lever: Lever) -> Iterator[Propos
         yield name, "it cannot be applied to a script from outside"
     elif situation.goal == "memory" and not lever.saves_memory:
         yield name, "it does not reduce the peak memory of a script"
-    elif reason := lever.script.unfit(situation):
+    elif reason := _replaced(situation.cell, name) or lever.script.unfit(situation):
         yield name, reason
     else:
         others = (each for each in situation.cell.levers if each not in lever.script.replaces)
@@ -417,6 +417,12 @@ def _of_script(situation: Situation, name: str, lever: Lever) -> Iterator[Propos
         if lever.shortens_kernels:
             usual *= 1 - situation.causes.get("launch-bound", 0.0)
         yield Proposal(name, plan, lever.script.what, lever.numbers, usual, cost=lever.cost)
+
+
+def _replaced(plan: ScriptPlan, name: str) -> NotHere | None:
+    """Return why a lever does not apply where a lever of the plan takes its place."""
+    scripts = (plugins.get(PACKAGE, each).script for each in plan.levers)
+    return next((script.replaces[name] for script in scripts if script and name in script.replaces), None)
 
 
 def only_built_in(situation: Situation) -> str | None:

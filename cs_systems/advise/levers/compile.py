@@ -26,12 +26,6 @@ def options(situation: Situation) -> Sequence[Option] | str:
 
 
 def unfit(situation: Situation) -> str | None:
-    if "reduce_overhead" in getattr(situation.cell, "levers", ()):
-        return "reduce_overhead compiles the model already"
-    return compiles_itself(situation)
-
-
-def compiles_itself(situation: Situation) -> str | None:
     if not compiles(situation.source) or (situation.ran and not situation.ran.get("compiled_graphs")):
         return None  # a call that an option of the script or of its library leaves out compiles nothing
     return "the script calls torch.compile itself"

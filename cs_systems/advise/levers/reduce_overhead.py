@@ -10,7 +10,7 @@ from collections.abc import Callable
 from cs_systems.advise.edits import before_optimizer
 from cs_systems.advise.lever import Lever, ScriptChange, Situation
 from cs_systems.advise.levers._models import at_optimizer
-from cs_systems.advise.levers.compile import compiles_itself
+from cs_systems.advise.levers.compile import unfit as compiles_itself
 
 MODE = "reduce-overhead"
 
@@ -34,7 +34,7 @@ LEVER = Lever(
         unfit,
         hook=hook,
         patch=before_optimizer(LINE),
-        replaces=("compile",),
+        replaces={"compile": "reduce_overhead compiles the model already"},
     ),
     remedies=("launch-bound",),
     cost=6.0,  # less than that of compile, so that it comes first where launches are a third of the step or more

@@ -20,11 +20,11 @@ def find(evidence: Evidence) -> Diagnosis | None:
 
     No bound is known: a large tensor's copy also empties the caches for the rest of the step.
     """
-    rows = [
-        row for row in INNER_LINES.of(evidence.tables) if row["method"] in BUILDING and rebuilt(row["source"] or "")
-    ]
-    names = ", ".join(dict.fromkeys(rebuilt(row["source"] or "") for row in rows))
-    found = of_lines(rows, evidence, f"is building {names} anew for each change of some rows", REMEDY)
+    building = [row for row in INNER_LINES.of(evidence.tables) if row["method"] in BUILDING]
+    built = [(name, row) for row in building if (name := rebuilt(row["source"] or ""))]
+    names = ", ".join(dict.fromkeys(name for name, _ in built))
+    what = f"is building {names} anew for each change of some rows"
+    found = of_lines([row for _, row in built], evidence, what, REMEDY)
     return found and replace(found, at_best=None, takes=found.now - (found.at_best or 0.0))
 
 

@@ -223,23 +223,23 @@ def used_rows(table: Tensor) -> UsedRows:
     """
     if table.grad is None:
         return UsedRows(0, False)
-    count, few = int(table.grad.detach().any(1).sum()), FEW_ROWS * len(table)
-    penalised = _penalised_rows(table) if count > few else 0.0
+    weights, gradient = table.detach(), table.grad.detach()
+    count, few = int(gradient.any(1).sum()), FEW_ROWS * len(table)
+    penalised = _penalised_rows(weights, gradient) if count > few else 0.0
     used = round((1 - penalised) * len(table))
     return UsedRows(used, True) if penalised and used <= few else UsedRows(count, False)
 
 
-def _penalised_rows(table: Tensor) -> float:
+def _penalised_rows(table: Tensor, gradient: Tensor) -> float:
     """Return the share of a table's rows whose gradient is one multiple of their weights, to the rounding of float32.
 
     0 if the weights hardly differ: then each gradient that is the same for all is such a multiple.
     """
-    gradient = table.grad
-    if gradient is None or table.dtype not in (torch.float32, torch.float64):
+    if table.dtype not in (torch.float32, torch.float64):
         return 0.0
     drawn = sorted(random.Random(0).sample(range(len(table)), min(SAMPLED_ROWS, len(table))))
     rows, every = torch.tensor(drawn, device=table.device), -(-table.shape[1] // SAMPLED_COLUMNS)
-    some, weights = (each.detach()[:, ::every][rows].double() for each in (gradient, table))
+    some, weights = (each[:, ::every][rows].double() for each in (gradient, table))
     if weights.max() - weights.min() < weights.abs().max() / 2:
         return 0.0
     exact = 64 * torch.finfo(table.dtype).eps  # the gradients of a softmax over all rows are small, but larger

@@ -48,7 +48,7 @@ from tests.analysis.diagnosis.test_loop_rules import (
     under,
     updates,
 )
-from tests.analysis.diagnosis.test_rule_limits import at_limit, fed, found, host, idle, memory, step
+from tests.analysis.diagnosis.test_rule_limits import at_limit, check_numbers, fed, found, host, idle, memory, step
 from tests.analysis.diagnosis.test_rules import RANKS, timed
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -547,11 +547,7 @@ NUMBERS: dict[str, tuple[Evidence, float, float | None, str]] = {
 
 @pytest.mark.parametrize("case", NUMBERS)
 def test_share_and_bound_of_a_rule_are_exact(case: str) -> None:
-    evidence, share, at_best, words = NUMBERS[case]
-    one = found(case.partition(":")[0], evidence)
-    assert isinstance(one, Diagnosis)
-    assert words in one.sentence
-    assert (one.share, one.at_best) == (pytest.approx(share), None if at_best is None else pytest.approx(at_best))
+    check_numbers(case, *NUMBERS[case])
 
 
 @pytest.mark.parametrize(("elements", "times"), [(0, 8), (1, 8), (2, 4), (4, 2)])

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from cs_systems.analysis.attribution.usual_steps import Usual
-from cs_systems.analysis.diagnosis import Diagnosis
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.memory.graphs import UnusedGraphs
 from cs_systems.readers.forms.trace import Step
@@ -16,7 +15,7 @@ from cs_systems.record import Measurement, Sample
 from tests.analysis.attribution.made import ADD, PRODUCT, Made
 from tests.analysis.diagnosis.test_exact_rules import replayed
 from tests.analysis.diagnosis.test_loop_rules import TABLE, UNHELD, in_double, own
-from tests.analysis.diagnosis.test_rule_limits import at_limit, found, idle, memory, step
+from tests.analysis.diagnosis.test_rule_limits import at_limit, check_numbers, idle, memory, step
 
 
 def offloaded(time_s: float, copies_s: float = 0.0, recorded_s: float = 1.0) -> Evidence:
@@ -140,8 +139,4 @@ def test_rule_gives_a_diagnosis_from_its_limit_on(limit: str) -> None:
 
 @pytest.mark.parametrize("case", NUMBERS)
 def test_share_and_bound_of_a_rule_are_exact(case: str) -> None:
-    evidence, share, at_best, words = NUMBERS[case]
-    one = found(case.partition(":")[0], evidence)
-    assert isinstance(one, Diagnosis)
-    assert words in one.sentence
-    assert (one.share, one.at_best) == (pytest.approx(share), None if at_best is None else pytest.approx(at_best))
+    check_numbers(case, *NUMBERS[case])
