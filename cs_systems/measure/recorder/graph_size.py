@@ -124,6 +124,10 @@ def _is_operator(node: Any) -> bool:
     return not any(word in node.name() for word in _NO_OPERATORS)
 
 
+def _is_product(node: Any) -> bool:
+    return any(word in node.name().lower() for word in _PRODUCTS)
+
+
 def _widest(following: Iterable[Any]) -> int:
     """Return the largest inner dimension of a product with one of these operands."""
     return max(map(_inner, following), default=1)
@@ -134,6 +138,21 @@ def _inner(weight: Any) -> int:
     if hasattr(weight, "variable"):
         return math.prod(weight.variable.shape[1:])
     return weight._input_metadata[0].shape[0] if weight.name().startswith("TBackward") else 1
+
+
+_WHOLE = ("TBackward", "Transpose", "Permute", "View", "Unsqueeze", "Squeeze", "ToCopy")  # hand on all elements
+
+
+def multiplied(roots: Any) -> set[int]:
+    """Return the leaves below the roots, by `id`, of which all rows are used, because they are operands of products."""
+    found = set[int]()
+    for node, following in _inputs_first(roots):
+        waiting = following if _is_product(node) else []
+        while waiting:
+            found |= {id(each.variable) for each in waiting if hasattr(each, "variable")}
+            handing_on = (each for each in waiting if any(word in each.name() for word in _WHOLE))
+            waiting = [below for each in handing_on for below, _ in each.next_functions if below is not None]
+    return found
 
 
 SUMS = ("SumBackward", "MeanBackward", "NormBackward")
@@ -174,5 +193,4 @@ def _arithmetic_s(node: torch.autograd.graph.Node, inner: int) -> float:
     inner: the largest inner dimension of the models' products.
     """
     elements: int = sum(math.prod(each.shape) for each in node._input_metadata)
-    is_product = any(word in node.name().lower() for word in _PRODUCTS)
-    return elements / ELEMENTS_PER_S + (2 * elements * inner / FLOPS_PER_S if is_product else 0.0)
+    return elements / ELEMENTS_PER_S + (2 * elements * inner / FLOPS_PER_S if _is_product(node) else 0.0)

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from cs_systems.analysis.comparison import loop_findings as found
 from cs_systems.measure.recorder.gradients import Gradients, Updates
-from cs_systems.measure.recorder.graph_size import costs_by_owners
+from cs_systems.measure.recorder.graph_size import costs_by_owners, multiplied
 from cs_systems.measure.recorder.observers import FewSteps, Hidden, ModelCall, is_profiled
 from cs_systems.measure.recorder.phases import Timeline
 from cs_systems.measure.recorder.stacks import own_lines, place_of
@@ -47,6 +47,7 @@ class Training(FewSteps):
         self._needs_input_gradients = False
         self._costs: dict[int, tuple[Mapping[frozenset[int], float], str | None]] = {}
         self._used_rows: dict[Optimizer, dict[int, UsedRows]] = {}
+        self._multiplied: set[int] = set()
 
     def step_recorded(self, number: int, timeline: Timeline) -> None:
         """Count a step, and look at the weights when the models are known."""
@@ -74,6 +75,8 @@ class Training(FewSteps):
 
     def look_before_backward(self, roots: Any) -> None:
         self._gradients.backward_begins(self._subject.optimizers, [p for _, p in self._parameters().values()])
+        if not self._used_rows:
+            self._multiplied |= multiplied(roots)
         if len(self._subject.optimizers) > 1:
             of = [(id(self._gradients.of(each)), _held(each)) for each in self._subject.optimizers]
             owners = {id(p): which for which, parameters in of for p in parameters}
@@ -109,7 +112,7 @@ class Training(FewSteps):
         self.keep(found.UNUSED_GRADIENTS, self._held_by_none())
         self.keep(found.DROPPED_GRADIENTS, [*self._dropped()])
         self.keep(found.DENSE_GRADIENTS, [*self._dense()])
-        self._gradients, self._used_rows = Gradients(), {}
+        self._gradients, self._used_rows, self._multiplied = Gradients(), {}, set()
 
     def _parameters(self) -> Known:
         """Return the parameters of all models, then those that only an optimizer holds."""
@@ -123,9 +126,15 @@ class Training(FewSteps):
         return known
 
     def _tables(self) -> set[int]:
-        """Return the identities of the weights of embeddings, which alone may have sparse gradients."""
-        modules = (module for model in self._subject.models for module in model.modules())
-        return {id(module.weight) for module in modules if isinstance(module, nn.Embedding | nn.EmbeddingBag)}
+        """Return the identities of the weights of embeddings, which alone may have sparse gradients.
+
+        Those of which another module or a product uses all rows are left out.
+        """
+        embedded, others = set[int](), set[int]()
+        for module in (module for model in self._subject.models for module in model.modules()):
+            of = embedded if isinstance(module, nn.Embedding | nn.EmbeddingBag) else others
+            of.update(id(parameter) for parameter in module.parameters(recurse=False))
+        return embedded - others - self._multiplied
 
     def _updates(self, optimizer: Optimizer) -> found.UpdatesRow:
         of = self._gradients.updates.get(optimizer) or Updates(optimizer)

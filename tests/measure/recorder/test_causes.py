@@ -47,7 +47,7 @@ CAUSES = {
     "collect": rf"1. \d+% of the loop is Python's garbage collector: .* \({line('collection')}\): leave out gc.collect",
     "rollout": rf"1. \d+% of the step is forward passes without gradients: evaluate\(\) at {line('evaluation')}",
     "slower": r"1. (a step takes .* longer with each step: .* after \d+ steps"
-    r"(, most of it outside of the model( \(after the timed steps mostly .*\))?)?: find what each"
+    r"(, most of it outside of the model( \((after the timed steps mostly )?.*\))?)?: find what each"
     r"|(the step's time outside of the model grows by|\d+% of the step is the script's own Python:) .*"
     rf"{line('grows')})",
 }

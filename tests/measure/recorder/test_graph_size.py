@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from cs_systems.measure.recorder.graph_size import (
     ELEMENTS_PER_S,
@@ -12,6 +13,7 @@ from cs_systems.measure.recorder.graph_size import (
     costs_by_owners,
     graph_size,
     largest_broadcast,
+    multiplied,
 )
 
 
@@ -55,6 +57,14 @@ def test_cost_is_that_of_the_owners_below_an_operator() -> None:
     assert costs.keys() == {frozenset({0}), frozenset({0, 1})}
     assert costs[frozenset({0})] == pytest.approx(8 * 64 / ELEMENTS_PER_S + 2 * 8 * 64 * 64 / FLOPS_PER_S)
     assert costs_by_owners(critic(fake.detach()).sum(), owners).keys() == {frozenset({1})}
+
+
+def test_operands_of_products_are_used_as_a_whole_and_looked_up_rows_are_not() -> None:
+    tied, cast, seen, some = (nn.Embedding(6, 4).weight for _ in range(4))
+    rows = functional.embedding(torch.tensor([1, 2]), some) + functional.embedding(torch.tensor([3, 4]), tied)
+    products = (rows @ tied.T, rows.double() @ cast.double().T[None], functional.linear(rows, seen.view(6, 4)))
+    loss = sum(each.sum() for each in products) + some.square().sum() + (rows @ some[:2].T).sum()
+    assert multiplied(loss) == {id(tied), id(cast), id(seen)}
 
 
 def test_large_broadcast_that_is_summed_up_is_found_and_no_other() -> None:
