@@ -59,7 +59,7 @@ LEVERS = {
     "workers_started_each_epoch": ("persistent_workers",),
 }
 HEALTHY = ("healthy_accumulation", "healthy_augmentations", "healthy_inference", "healthy_lstm", "healthy_plain")
-ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "100"}
+ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "100", "OMP_NUM_THREADS": "1"}
 BY_HAND = "write by hand, because the place was not found"
 DIFF = re.compile(r"^the diff, in a copy of the folder: (?:no sure gain: )?([\d.]+)", re.MULTILINE)
 
@@ -167,7 +167,7 @@ def main() -> None:
     for program in args.programs or programs():
         found.append(search(program, args.budget))
         print(found[-1], found[-1].verdict, file=sys.stderr, flush=True)
-    args.output.write_text(table(found, args.budget))
+        args.output.write_text(table(found, args.budget))
 
 
 if __name__ == "__main__":

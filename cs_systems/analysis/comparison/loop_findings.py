@@ -152,6 +152,15 @@ class UpdatesRow(TypedDict):
     changed: int
 
 
+class RemadeOptimizersRow(TypedDict):
+    """Steps of an optimizer that was made anew since the step before, so that its state began anew too."""
+
+    optimizer: str
+    steps: int  # observed steps after another one of the same parameters
+    made: int  # of these, steps of a new optimizer
+    state: str | None  # what it keeps for a parameter, such as "exp_avg, exp_avg_sq"
+
+
 class UnusedPassesRow(TypedDict):
     """Backward passes with gradients that were cleared before an optimizer used them."""
 
@@ -273,6 +282,16 @@ class DoubleRow(TypedDict):
     float32_flops_per_s: float
 
 
+class HalfPrecisionRow(TypedDict):
+    """Operator in the half precision that a model computes in on a CPU, and in fp32, each with its backward pass."""
+
+    precision: str  # bf16 or fp16
+    is_autocast: bool
+    operator: str  # "matrix product" or "convolution"
+    time_s: float
+    float32_s: float
+
+
 class OwnToolRow(TypedDict):
     """Steps under a profiler or tracer that the program itself started."""
 
@@ -328,6 +347,7 @@ FORWARD_OPERATORS = Table("forward_operators", ForwardOperatorsRow, "operators o
 REPEATED_FORWARD = Table("repeated_forward", RepeatedForwardRow, "forward repeated in backward")
 OUTCOME = Table("outcome", OutcomeRow, "outcome of the timed steps")
 UPDATES = Table("updates", UpdatesRow, "steps of the optimizers that were looked at")
+REMADE_OPTIMIZERS = Table("remade_optimizers", RemadeOptimizersRow, "optimizers that were made anew")
 UNUSED_PASSES = Table("unused_passes", UnusedPassesRow, "backward passes without an optimizer step")
 UNUSED_GRADIENTS = Table("unused_gradients", UnusedGradientsRow, "gradients that no optimizer uses")
 DENSE_GRADIENTS = Table("dense_gradients", DenseGradientsRow, "tables of which a step uses few rows")
@@ -342,5 +362,6 @@ THREADS = Table("threads", ThreadsRow, "threads of operators")
 HOOKS = Table("hooks", HooksRow, "growing number of hooks")
 ANOMALY = Table("anomaly_detection", AnomalyRow, "backward passes under anomaly detection")
 DOUBLE = Table("double_precision", DoubleRow, "weights in double precision")
+HALF_PRECISION = Table("half_precision", HalfPrecisionRow, "operators in half precision")
 OWN_TOOLS = Table("own_tools", OwnToolRow, "steps under the program's own tools")
 UNSAMPLED = Table("unsampled", UnsampledRow, "why own Python was not sampled")

@@ -3,10 +3,10 @@
 Nothing happens before the first backward pass, which shows that there is a loop and on which device. A step ends when
 the optimizer that stepped first has stepped again: the other optimizers of an iteration belong to the same step. If the
 first one steps several times per step of another, as a GAN's critic may, a caveat says that the steps differ. If an
-optimizer keeps stepping without the first one, it trains something else, which is recorded instead of the first. If a
-script updates its parameters itself, or its optimizer runs inside a compiled function, a step ends with a backward
-pass; if that was captured into a CUDA graph, with the replay. A model is a module with parameters that no other module
-calls.
+optimizer keeps stepping without the first one, it trains something else, which is recorded instead of the first. A new
+optimizer of the same parameters takes the first one's place. If a script updates its parameters itself, or its
+optimizer runs inside a compiled function, a step ends with a backward pass; if that was captured into a CUDA graph,
+with the replay. A model is a module with parameters that no other module calls.
 """
 
 from __future__ import annotations
@@ -97,6 +97,7 @@ class ScriptRecorder(Recorder):
         self._name, self._stop, self._options = name, stop, options
         self._waits_for_nsys = waits_for_nsys
         self._first: weakref.ref[Optimizer] | None = None
+        self._first_parameters: list[weakref.ref[torch.Tensor]] = []
         self._latest: weakref.ref[Optimizer] | None = None  # optimizer that stepped last, until a GradScaler returns
         # optimizer → number of steps found before its latest one
         self._stepped_at: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
@@ -199,8 +200,8 @@ class ScriptRecorder(Recorder):
             if self._ends_with_backward:
                 self._ends_with_backward = False
                 self._begin_again()
-            if self._first is None:
-                self._first = weakref.ref(optimizer)
+            if self._first is None or self._is_successor(optimizer):
+                self._begin_with(optimizer)
             self._know(optimizer)
             before, self._stepped_at[optimizer] = self._stepped_at.get(optimizer, self._found), self._found
             self._most_between = max(self._most_between, self._found - before)
@@ -216,6 +217,19 @@ class ScriptRecorder(Recorder):
         self._found = self._count = 0
         self._observers.restart()
         self._observers.begin(self._stages[0].period(0))
+
+    def _begin_with(self, optimizer: Optimizer) -> None:
+        """Let the steps of this optimizer end those of the loop, in place of an earlier one's."""
+        earlier = self._first() if self._first is not None else None
+        self._subject.optimizers = [each for each in self._subject.optimizers if each is not earlier]
+        self._first, self._first_parameters = weakref.ref(optimizer), [weakref.ref(p) for p in _parameters(optimizer)]
+
+    def _is_successor(self, optimizer: Optimizer) -> bool:
+        """Return whether an optimizer that has not stepped before has the same parameters as the first one."""
+        if optimizer in self._stepped_at:
+            return False
+        before, now = self._first_parameters, _parameters(optimizer)
+        return len(before) == len(now) and all(p() is each for p, each in zip(before, now, strict=True))
 
     def _know(self, optimizer: Optimizer) -> None:
         known = self._subject.optimizers
@@ -245,11 +259,12 @@ class ScriptRecorder(Recorder):
     def _follow(self, tracker: Tracker, optimizer: Optimizer) -> None:
         """Record the training of another optimizer, from its first step on, instead of the previous training."""
         optimizers = [known for each in self._since if (known := each.optimizer()) is not None]
-        trained = {p for each in optimizers for group in each.param_groups for p in group["params"]}
+        trained = {p for each in optimizers for p in _parameters(each)}
         of = self._subject
         of.models = [model for model in of.models if not trained.isdisjoint(model.parameters())]
+        self._begin_with(optimizer)
         of.optimizers = list(dict.fromkeys(optimizers))
-        self._first, self._most_between = weakref.ref(optimizer), 1
+        self._most_between = 1
         self._stepped_at.clear()
         self._begin_again()
         calls, steps = Counter[Call](), list[tuple[_Since, Counter[Call]]]()
@@ -385,6 +400,10 @@ class ScriptRecorder(Recorder):
 
     def _without(self, stage: Stage) -> str:
         return "leave out --snapshot and memory in --with" if stage.name not in PROFILES else "pass --with none"
+
+
+def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _in_optimizer_step() -> bool:

@@ -89,6 +89,8 @@ DROPPED = {"optimizer": "Adam", "parameters": 14, "first": "Generator.net.0.weig
            "share": 0.4, "place": "train.py:30"}  # fmt: skip
 AGAIN = {"steps": 4, "of_steps": 4, "passes": 8.0, "share": 0.75, "place": "train.py:30"}
 BROADCAST = {"shape": "192 × 192 × 128", "elements": 4_718_592, "from_elements": 49_152, "to_elements": 36_864}
+REMADE = {"optimizer": "Adam", "steps": 11, "made": 11, "state": "exp_avg, exp_avg_sq"}
+HALF = {"precision": "fp16", "is_autocast": True, "operator": "convolution", "time_s": 0.02, "float32_s": 0.001}
 PASSES = {"passes": 36, "unused": 24}
 UNHELD = {"parameters": 16, "elements": 999, "share": 0.5, "first": "Net.a.weight"}
 ANOMALY = {"passes": 20, "with_detection": 20}
@@ -231,6 +233,27 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         "in them: call optimizer.zero_grad() once per update, before the first backward pass or after "
         "optimizer.step()",
     ),
+    "remade-optimizers": (
+        loop({"remade_optimizers": [REMADE]}),
+        None,
+        "the optimizer is made anew: in all 11 steps that were looked at, a new Adam begins without what the one "
+        "before has kept (exp_avg, exp_avg_sq): make it once before the loop; to change its learning rate, set it in "
+        "optimizer.param_groups or by a scheduler",
+    ),
+    "decompositions": (
+        loop({"inner_lines": [inner("nuclear", 8, 0.03) | {"source": "s = torch.linalg.svdvals(h)"}]}),
+        None,
+        "30% of the step is decompositions of matrices: nuclear() at train.py:8 (30%): decompose every few steps, or a "
+        "smaller matrix; where one number is enough, compute it alone, such as the largest singular value by a power "
+        "iteration (torch.nn.utils.parametrizations.spectral_norm); solve() in place of an inverse",
+    ),
+    "slow-half-precision": (
+        loop({"half_precision": [HALF, HALF | {"operator": "matrix product", "time_s": 0.001}]}),
+        None,
+        "the model computes in fp16, for which this CPU is slow: a convolution with its gradients takes 20 times as "
+        "long as in fp32, and forward, loss and backward are 92% of the step: compute in fp32 on this CPU: "
+        "leave torch.autocast out",
+    ),
     "no-update": (
         loop({"updates": [updates(changed=0, cleared=13)]}),
         None,
@@ -306,6 +329,32 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                                        {"updates": [updates(steps=4, again=3, stale=3)]}),
     "gradients-not-cleared: more than half of the steps": (
         {"updates": [updates(stale=6)]}, {"updates": [updates(stale=7)]},
+    ),
+    "remade-optimizers: 3 times": (
+        {"remade_optimizers": [REMADE | {"steps": 2, "made": 2}]},
+        {"remade_optimizers": [REMADE | {"steps": 3, "made": 3}]},
+    ),
+    "remade-optimizers: more than half of the steps": (
+        {"remade_optimizers": [REMADE | {"steps": 12, "made": 6}]},
+        {"remade_optimizers": [REMADE | {"steps": 12, "made": 7}]},
+    ),
+    "remade-optimizers: with a state": (
+        {"remade_optimizers": [REMADE | {"state": None}]}, {"remade_optimizers": [REMADE]},
+    ),
+    "decompositions: a fifth of the step": (
+        {"inner_lines": [inner("nuclear", 8, 0.0199, source="torch.svd(h)")]},
+        {"inner_lines": [inner("nuclear", 8, 0.0201, source="torch.svd(h)")]},
+    ),
+    "decompositions: by torch": (
+        {"inner_lines": [inner("nuclear", 8, 0.05, source="x = self.flow.inverse(z)")]},
+        {"inner_lines": [inner("nuclear", 8, 0.05, source="x = torch.inverse(z)")]},
+    ),
+    "decompositions: the nuclear norm": (
+        {"inner_lines": [inner("nuclear", 8, 0.05, source="h.norm(2)")]},
+        {"inner_lines": [inner("nuclear", 8, 0.05, source="torch.linalg.norm(h, ord='nuc')")]},
+    ),
+    "slow-half-precision: 1.5 times as slow": (
+        {"half_precision": [HALF | {"time_s": 0.00149}]}, {"half_precision": [HALF | {"time_s": 0.00151}]},
     ),
     "repeated-backward: half of the steps": (
         {"repeated_backward": [AGAIN | {"of_steps": 9}]}, {"repeated_backward": [AGAIN | {"of_steps": 8}]},

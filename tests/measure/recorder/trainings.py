@@ -46,6 +46,19 @@ def update(optimizer: Optimizer, loss: Tensor) -> None:
 # Faults
 
 
+def optimizer_made_anew(*, is_kept: bool) -> Step:
+    model, made = net(), list[AdamW]()
+
+    def step() -> None:
+        optimizer = AdamW(model.parameters())
+        if is_kept:  # as by a scheduler
+            made.append(optimizer)
+        inputs, labels = batch()
+        update(optimizer, functional.cross_entropy(model(inputs), labels))
+
+    return step
+
+
 def never_cleared() -> Step:
     model = net()
     optimizer = SGD(model.parameters(), 1e-3)
@@ -176,6 +189,18 @@ def penalty_on_all_rows_of_a_table() -> Step:
     def step() -> None:
         loss = table(torch.randint(12_000, (200,))).square().mean()
         update(optimizer, loss + 1e-6 * table.weight.square().sum())
+
+    return step
+
+
+def other_optimizer_of_the_same_parameters() -> Step:
+    model = net()
+    optimizers = AdamW(model.parameters()), torch.optim.SGD(model.parameters(), 0.1)
+    steps = iter(range(1000))
+
+    def step() -> None:
+        inputs, labels = batch()
+        update(optimizers[next(steps) >= 20], functional.cross_entropy(model(inputs), labels))
 
     return step
 
@@ -347,6 +372,8 @@ FAULTS: dict[str, tuple[Callable[[], Step], str]] = {  # name → (the loop, the
     "rounded_away": (rounded_away, "no-update"),
     "steps_of_a_third": (steps_of_a_third, "unused-passes"),
     "diverging": (diverging, "divergence"),
+    "optimizer_made_anew": (lambda: optimizer_made_anew(is_kept=False), "remade-optimizers"),
+    "optimizer_made_anew_and_kept": (lambda: optimizer_made_anew(is_kept=True), "remade-optimizers"),
     "backbone_with_gradients": (backbone_with_gradients, "unused-gradients"),
     "table_of_which_few_rows_are_used": (table_of_which_few_rows_are_used, "dense-gradients"),
     "penalty_on_all_rows_of_a_table": (penalty_on_all_rows_of_a_table, "dense-gradients"),
@@ -802,6 +829,7 @@ SOUND: dict[str, Callable[[], Step]] = {
     "generative_adversarial": generative_adversarial,
     "critic_steps_more_often": critic_steps_more_often,
     "low_rank_adapters": low_rank_adapters,
+    "other_optimizer_of_the_same_parameters": other_optimizer_of_the_same_parameters,
     "frozen_backbone": frozen_backbone,
     "linear_of_which_few_rows_are_used": linear_of_which_few_rows_are_used,
     "penalty_on_a_table_of_which_all_rows_are_used": penalty_on_a_table_of_which_all_rows_are_used,

@@ -1,0 +1,38 @@
+"""Rule for decompositions of matrices inside forward or the loss, such as the singular values for a penalty."""
+
+from __future__ import annotations
+
+import re
+
+from cs_systems.analysis.comparison.loop_findings import INNER_LINES
+from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis.python_in_forward import FEWEST, places
+
+NOTABLE = 0.2  # share of the step; some methods need a small one
+# Cholesky's is left out: it costs a fraction of the others, and methods with covariances need it in each step.
+_CALLS = re.compile(
+    r"\b(?:torch|linalg|LA)\.(?:svd|svdvals|eig|eigvals|eigh|eigvalsh|p?inv|p?inverse|matrix_rank|cond)\("
+    r"|norm\(.*[\"']nuc[\"']"
+)
+REMEDY = (
+    "decompose every few steps, or a smaller matrix; where one number is enough, compute it alone, such as the largest "
+    "singular value by a power iteration (torch.nn.utils.parametrizations.spectral_norm); solve() in place of an "
+    "inverse"
+)
+
+
+def find(evidence: Evidence) -> Diagnosis | None:
+    """Find the time of own lines that decompose a matrix; that of their gradients is not in it."""
+    rows = [row for row in INNER_LINES.of(evidence.tables) if _CALLS.search(row["source"])]
+    step_s = evidence.step_s
+    if not evidence.is_loop or step_s is None or sum(row["samples"] for row in rows) < FEWEST:
+        return None
+    time_s = min(step_s, sum(row["time_s"] for row in rows))
+    if time_s < NOTABLE * step_s:
+        return None
+    cause = f"{time_s / step_s:.0%} of the step is decompositions of matrices: {places(rows, step_s)}"
+    return Diagnosis(cause, REMEDY, step_s, None, evidence=tuple(rows), takes=time_s)
+
+
+RULE = Rule(find, refines=("small-operators",))
