@@ -124,7 +124,8 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
             why = failure or why_nothing(status, children.remedy(), replaced_by)
             for later in filter(None, (recorder.later_training() for recorder in recorders)):
                 print(f"cs-systems: {later}", file=sys.stderr)
-            _leave(records, handover, options["out"], why, argv, Form(format, status))
+            if not (is_trial and records):  # a search reads the records, and the modules of a report take a second
+                _leave(records, handover, options["out"], why, argv, Form(format, status))
         random.setstate(state)
 
     def leave_line() -> None:
