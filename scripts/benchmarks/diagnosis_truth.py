@@ -117,7 +117,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "score-matrices": ("score-matrices",),
     "short-warmup": ("start-up",),
     "skipped-steps": ("skipped-steps",),
-    "slow-half-precision": ("slow-precision",),
+    "slow-settings": ("slow-precision", "slow-products"),
     "slow-products": ("slow-products",),
     "small-buckets": ("small-buckets",),
     "small-operators": ("small-operators",),

@@ -282,14 +282,14 @@ class DoubleRow(TypedDict):
     float32_flops_per_s: float
 
 
-class HalfPrecisionRow(TypedDict):
-    """Operator in the half precision that a model computes in on a CPU, and in fp32, each with its backward pass."""
+class SlowSettingRow(TypedDict):
+    """Convolutions and matrix products of a step with a setting and without it, each with its gradients."""
 
-    precision: str  # bf16 or fp16
+    setting: str  # "bf16", "fp16", or "no oneDNN"
     is_autocast: bool
-    operator: str  # "matrix product" or "convolution"
+    layers: int  # number of those that were computed again
     time_s: float
-    float32_s: float
+    usual_s: float
 
 
 class OwnToolRow(TypedDict):
@@ -362,6 +362,6 @@ THREADS = Table("threads", ThreadsRow, "threads of operators")
 HOOKS = Table("hooks", HooksRow, "growing number of hooks")
 ANOMALY = Table("anomaly_detection", AnomalyRow, "backward passes under anomaly detection")
 DOUBLE = Table("double_precision", DoubleRow, "weights in double precision")
-HALF_PRECISION = Table("half_precision", HalfPrecisionRow, "operators in half precision")
+SLOW_SETTINGS = Table("slow_settings", SlowSettingRow, "layers with a setting and without it")
 OWN_TOOLS = Table("own_tools", OwnToolRow, "steps under the program's own tools")
 UNSAMPLED = Table("unsampled", UnsampledRow, "why own Python was not sampled")

@@ -34,16 +34,9 @@ def graph_size(roots: Any, models: Iterable[nn.Module]) -> GraphSize | None:
     modules = [module for model in models for module in model.modules()]
     recurrent = {id(p) for module in modules if isinstance(module, nn.RNNBase) for p in module.parameters()}
     inner = max((math.prod(p.shape[1:]) for module in modules for p in module.parameters(recurse=False)), default=1)
-    waiting = _first_nodes(roots)
-    seen = {*waiting}
-    while waiting:
-        node = waiting.pop()
-        for below, _ in node.next_functions:
-            if below is not None and below not in seen:
-                seen.add(below)
-                waiting.append(below)
-        if len(seen) > MOST_NODES:
-            return None
+    seen = nodes_below(roots)
+    if len(seen) >= MOST_NODES:
+        return None
     left_out = _between(seen, recurrent)
     nodes = [node for node in seen if _is_operator(node) and node._sequence_nr() not in left_out]
     return GraphSize(len(nodes), sum(_arithmetic_s(node, inner) for node in nodes), bool(recurrent))
@@ -80,6 +73,11 @@ def costs_by_owners(roots: Any, owners: Mapping[int, int]) -> dict[frozenset[int
 
 def leaves_below(roots: Any) -> list[Tensor]:
     """Return the parameters and other leaves below the roots of a backward pass."""
+    return [node.variable for node in nodes_below(roots) if hasattr(node, "variable")]
+
+
+def nodes_below(roots: Any) -> set[Any]:
+    """Return the nodes below the roots of a backward pass, these included; some of them if there are very many."""
     waiting = _first_nodes(roots)
     seen = {*waiting}
     while waiting and len(seen) < MOST_NODES:
@@ -87,7 +85,7 @@ def leaves_below(roots: Any) -> list[Tensor]:
         new = [each for each in below if each not in seen]
         seen.update(new)
         waiting += new
-    return [node.variable for node in seen if hasattr(node, "variable")]
+    return seen
 
 
 def costs_by_operator(roots: Any, leaves: Iterable[Tensor]) -> dict[int, float]:

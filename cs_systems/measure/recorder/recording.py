@@ -28,7 +28,6 @@ from cs_systems.measure.recorder.anomaly import Anomaly
 from cs_systems.measure.recorder.calls import Calls
 from cs_systems.measure.recorder.double import Double
 from cs_systems.measure.recorder.energy import Energy
-from cs_systems.measure.recorder.half_precision import HalfPrecision
 from cs_systems.measure.recorder.hook_numbers import HookNumbers
 from cs_systems.measure.recorder.inputs import StepInputs, elements, sizes
 from cs_systems.measure.recorder.module_calls import ModuleCalls
@@ -40,6 +39,7 @@ from cs_systems.measure.recorder.passes import Passes
 from cs_systems.measure.recorder.phases import Moment
 from cs_systems.measure.recorder.rank_steps import RankSteps
 from cs_systems.measure.recorder.remade_optimizers import RemadeOptimizers
+from cs_systems.measure.recorder.slow_settings import SlowSettings
 from cs_systems.measure.recorder.stages import PROFILES, Stage, Taken
 from cs_systems.measure.recorder.subject import Subject
 from cs_systems.measure.recorder.threads import Threads
@@ -112,7 +112,7 @@ class Recording:
         every: list[Observer] = [
             self._watch, Training(of, hidden), HookNumbers(of, hidden), Double(of), Calls(), Passes(of), Anomaly(),
             ModuleCalls(tracker, hidden, lambda: self._probes.compilations()[0]), Threads(), self._outcome, Padding(),
-            RemadeOptimizers(), HalfPrecision(of), Energy(of),
+            RemadeOptimizers(), SlowSettings(of), Energy(of),
         ]  # fmt: skip
         if self._writer.meeting is not None:
             every.append(RankSteps(self._subject, tracker, self._writer.meeting, self._patience_s))
