@@ -89,6 +89,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "layout-conversions": ("layout-conversion",),
     "launch-bound": ("launch-bound", "small-operators"),
     "leak": ("growth",),
+    "lonely-collectives": ("exposed-communication",),
     "loss-spike": ("logits",),
     "model-copies": ("model-copies",),
     "nan-loss": ("nan-loss",),
@@ -133,7 +134,9 @@ CODES: dict[str, tuple[str, ...]] = {
     "unused-parameters": ("find-unused-parameters",),
     "unused-passes": ("skipped-steps",),
     "unused-tensor-cores": ("fp32-products",),
+    "vanishing-rate": ("no-update",),
     "value-checks": ("host-python",),
+    "whole-jacobians": ("repeated-backward",),
     "written-tensors": ("logging",),
 }
 NAMES = {

@@ -161,6 +161,19 @@ class RemadeOptimizersRow(TypedDict):
     state: str | None  # what it keeps for a parameter, such as "exp_avg, exp_avg_sq"
 
 
+class LearningRateRow(TypedDict):
+    """Learning rates of an optimizer before the timed steps and after them; of several groups, the largest."""
+
+    optimizer: str
+    steps: int  # steps of the loop so far
+    largest: float  # before the timed steps
+    largest_after: float
+    last: float
+    observed_after: int  # steps
+    scheduler: str | None
+    scheduled: int | None  # how often the scheduler has stepped
+
+
 class UnusedPassesRow(TypedDict):
     """Backward passes with gradients that were cleared before an optimizer used them."""
 
@@ -348,6 +361,7 @@ REPEATED_FORWARD = Table("repeated_forward", RepeatedForwardRow, "forward repeat
 OUTCOME = Table("outcome", OutcomeRow, "outcome of the timed steps")
 UPDATES = Table("updates", UpdatesRow, "steps of the optimizers that were looked at")
 REMADE_OPTIMIZERS = Table("remade_optimizers", RemadeOptimizersRow, "optimizers that were made anew")
+LEARNING_RATES = Table("learning_rates", LearningRateRow, "learning rates")
 UNUSED_PASSES = Table("unused_passes", UnusedPassesRow, "backward passes without an optimizer step")
 UNUSED_GRADIENTS = Table("unused_gradients", UnusedGradientsRow, "gradients that no optimizer uses")
 DENSE_GRADIENTS = Table("dense_gradients", DenseGradientsRow, "tables of which a step uses few rows")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -34,6 +35,10 @@ EMPTY_CACHE = "empty_cache"
 READS = ("item", "tolist")  # methods that read numbers from the GPU
 FEWEST = 3  # fewest samples of the stack for a function
 LOGGED = HostWork("computes what it writes to a log", "log less often, or fewer values")
+COLLECTIVES = re.compile(
+    r"(?:\bdist|distributed)\.(?:all_reduce|all_gather|all_to_all|reduce|reduce_scatter|broadcast|gather|scatter|barrier)"
+    r"\w*$"
+)
 REMEDY = "do it less often, make it faster, or, if it prepares data, move it into the workers of a data loader"
 
 
@@ -81,6 +86,12 @@ def empties_cache(row: OwnPythonRow) -> bool:
     return row["phase"] == OTHER and row["samples"] >= FEWEST and (row.get("calls") or "").endswith(EMPTY_CACHE)
 
 
+def is_lonely(row: OwnPythonRow, evidence: Evidence) -> bool:
+    """Return whether a line outside of the phases calls a collective in a program of one process."""
+    is_alone = evidence.config is not None and evidence.config.world_size == 1
+    return is_alone and row["phase"] == OTHER and COLLECTIVES.search(row.get("calls") or "") is not None
+
+
 def _with_reads(
     rows: Sequence[OwnPythonRow], own: Sequence[OwnPythonRow], measurement: Measurement
 ) -> tuple[float, list[OwnPythonRow]]:
@@ -106,6 +117,7 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
     rows = [row for row in of_phase if row["function"] not in (COLLECTOR, CALLS) and not row.get("feeds_model")]
     if MALLOC in evidence.idle_s:  # `device_allocation` reports these lines
         rows = [row for row in rows if not empties_cache(row)]
+    rows = [row for row in rows if not is_lonely(row, evidence)]  # `lonely_collectives` reports them
     not_own_s = sum(row["time_s"] for row in of_phase) - sum(row["time_s"] for row in rows)
     lasted_s = max(0.0, min(step_s, evidence.phase_s(OTHER) or 0.0) - not_own_s)
     read_s, rows = _with_reads(rows, own, measurement)

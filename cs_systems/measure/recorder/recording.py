@@ -30,6 +30,7 @@ from cs_systems.measure.recorder.double import Double
 from cs_systems.measure.recorder.energy import Energy
 from cs_systems.measure.recorder.hook_numbers import HookNumbers
 from cs_systems.measure.recorder.inputs import StepInputs, elements, sizes
+from cs_systems.measure.recorder.learning_rates import LearningRates
 from cs_systems.measure.recorder.module_calls import ModuleCalls
 from cs_systems.measure.recorder.observers import Observer, Observers, hiding
 from cs_systems.measure.recorder.outcome import Outcome
@@ -112,7 +113,7 @@ class Recording:
         every: list[Observer] = [
             self._watch, Training(of, hidden), HookNumbers(of, hidden), Double(of), Calls(), Passes(of), Anomaly(),
             ModuleCalls(tracker, hidden, lambda: self._probes.compilations()[0]), Threads(), self._outcome, Padding(),
-            RemadeOptimizers(), SlowSettings(of), Energy(of),
+            RemadeOptimizers(), LearningRates(), SlowSettings(of), Energy(of),
         ]  # fmt: skip
         if self._writer.meeting is not None:
             every.append(RankSteps(self._subject, tracker, self._writer.meeting, self._patience_s))

@@ -90,6 +90,8 @@ DROPPED = {"optimizer": "Adam", "parameters": 14, "first": "Generator.net.0.weig
 AGAIN = {"steps": 4, "of_steps": 4, "passes": 8.0, "share": 0.75, "place": "train.py:30"}
 BROADCAST = {"shape": "192 × 192 × 128", "elements": 4_718_592, "from_elements": 49_152, "to_elements": 36_864}
 REMADE = {"optimizer": "Adam", "steps": 11, "made": 11, "state": "exp_avg, exp_avg_sq"}
+RATE = {"optimizer": "SGD", "steps": 36, "largest": 0.02, "largest_after": 2e-7, "last": 2e-9, "observed_after": 10,
+        "scheduler": "StepLR", "scheduled": 36}  # fmt: skip
 SETTING = {"setting": "fp16", "is_autocast": True, "layers": 8, "time_s": 0.05, "usual_s": 0.01}
 PASSES = {"passes": 36, "unused": 24}
 UNHELD = {"parameters": 16, "elements": 999, "share": 0.5, "first": "Net.a.weight"}
@@ -247,6 +249,25 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         "smaller matrix; where one number is enough, compute it alone, such as the largest singular value by a power "
         "iteration (torch.nn.utils.parametrizations.spectral_norm); solve() in place of an inverse",
     ),
+    "lonely-collectives": (
+        loop({"own_python": [own("average", 8, 0.03, "dist.all_reduce"), own("train", 9, 0.008)]}, other=0.038),
+        0.063,
+        "30% of the step is collectives, although there is one process: average() at train.py:8, dist.all_reduce "
+        "(30%): leave them out where torch.distributed.get_world_size() is 1; not below 63 ms, now 100 ms",
+    ),
+    "whole-jacobians": (
+        loop({"inner_lines": [inner("trace", 8, 0.03, method="jacobian")]}),
+        None,
+        "30% of the step is Jacobians with a backward pass for each output, through which backward goes again: "
+        "trace() at train.py:8 (30%): where the samples of a batch do not depend on each other, sum the outputs "
+        "over the batch first, for one pass per output of a sample, or use torch.func.vmap(torch.func.jacrev(f))",
+    ),
+    "vanishing-rate": (
+        loop({"learning_rates": [RATE]}),
+        None,
+        "the learning rate of SGD vanishes: from 0.02 to 2e-09 in 36 steps: StepLR has stepped 36 times: call "
+        "scheduler.step() once per epoch, or give the scheduler the number of batches",
+    ),
     "slow-settings": (
         loop({"slow_settings": [SETTING, SETTING | {"setting": "no oneDNN", "time_s": 0.03}]}),
         None,
@@ -351,6 +372,24 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "decompositions: the nuclear norm": (
         {"inner_lines": [inner("nuclear", 8, 0.05, source="h.norm(2)")]},
         {"inner_lines": [inner("nuclear", 8, 0.05, source="torch.linalg.norm(h, ord='nuc')")]},
+    ),
+    "lonely-collectives: a tenth of the step": (
+        {"own_python": [own("average", 8, 0.0099, "dist.all_reduce")]},
+        {"own_python": [own("average", 8, 0.0101, "dist.all_reduce")]},
+    ),
+    "lonely-collectives: of torch.distributed": (
+        {"own_python": [own("average", 8, 0.05, "pool.reduce")]},
+        {"own_python": [own("average", 8, 0.05, "torch.distributed.broadcast_object_list")]},
+    ),
+    "whole-jacobians: a fifth of the step": (
+        {"inner_lines": [inner("trace", 8, 0.0199, method="hessian")]},
+        {"inner_lines": [inner("trace", 8, 0.0201, method="hessian")]},
+    ),
+    "vanishing-rate: 3 steps": (
+        {"learning_rates": [RATE | {"observed_after": 2}]}, {"learning_rates": [RATE | {"observed_after": 3}]},
+    ),
+    "vanishing-rate: a thousandth": (
+        {"learning_rates": [RATE | {"largest_after": 2e-5}]}, {"learning_rates": [RATE | {"largest_after": 1.9e-5}]},
     ),
     "slow-settings: a tenth of the step": (
         {"slow_settings": [SETTING | {"time_s": 0.0199}]}, {"slow_settings": [SETTING | {"time_s": 0.0201}]},

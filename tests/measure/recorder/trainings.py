@@ -46,6 +46,18 @@ def update(optimizer: Optimizer, loss: Tensor) -> None:
 # Faults
 
 
+def rate_divided_in_each_step() -> Step:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.1)
+
+    def step() -> None:
+        update(optimizer, loss_of(model))
+        scheduler.step()
+
+    return step
+
+
 def optimizer_made_anew(*, is_kept: bool) -> Step:
     model, made = net(), list[AdamW]()
 
@@ -189,6 +201,18 @@ def penalty_on_all_rows_of_a_table() -> Step:
     def step() -> None:
         loss = table(torch.randint(12_000, (200,))).square().mean()
         update(optimizer, loss + 1e-6 * table.weight.square().sum())
+
+    return step
+
+
+def short_cycle_of_the_rate() -> Step:
+    model = net()
+    optimizer = AdamW(model.parameters())
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=41)
+
+    def step() -> None:
+        update(optimizer, loss_of(model))
+        scheduler.step()
 
     return step
 
@@ -372,6 +396,7 @@ FAULTS: dict[str, tuple[Callable[[], Step], str]] = {  # name → (the loop, the
     "rounded_away": (rounded_away, "no-update"),
     "steps_of_a_third": (steps_of_a_third, "unused-passes"),
     "diverging": (diverging, "divergence"),
+    "rate_divided_in_each_step": (rate_divided_in_each_step, "vanishing-rate"),
     "optimizer_made_anew": (lambda: optimizer_made_anew(is_kept=False), "remade-optimizers"),
     "optimizer_made_anew_and_kept": (lambda: optimizer_made_anew(is_kept=True), "remade-optimizers"),
     "backbone_with_gradients": (backbone_with_gradients, "unused-gradients"),
@@ -830,6 +855,7 @@ SOUND: dict[str, Callable[[], Step]] = {
     "critic_steps_more_often": critic_steps_more_often,
     "low_rank_adapters": low_rank_adapters,
     "other_optimizer_of_the_same_parameters": other_optimizer_of_the_same_parameters,
+    "short_cycle_of_the_rate": short_cycle_of_the_rate,
     "frozen_backbone": frozen_backbone,
     "linear_of_which_few_rows_are_used": linear_of_which_few_rows_are_used,
     "penalty_on_a_table_of_which_all_rows_are_used": penalty_on_a_table_of_which_all_rows_are_used,

@@ -66,7 +66,7 @@ def voices(count, samples, rate=8000):
 
 
 def narrow(wave):
-    """What a telephone would pass."""
+    """Low-pass to what a telephone passes."""
     spectrum = torch.fft.rfft(wave)
     spectrum[:, spectrum.shape[1] // 4 :] = 0
     return torch.fft.irfft(spectrum, wave.shape[1])

@@ -47,7 +47,7 @@ def cells(count, planes=16, side=56, most=10):
 
 
 def saliency(images):
-    """Where did the net look?"""
+    """Show where the net looked."""
     return images.grad.abs().amax(1)
 
 
