@@ -34,6 +34,7 @@ MEMORY = "find what is kept from step to step, such as losses with their graph, 
 BUFFER = "write into a buffer of the final size in place of torch.cat, which copies all earlier entries in each step"
 CONCATENATES = "CatArray"
 TIME = "find what each step does for all steps before it, such as reading a list that grows"
+DENORMALS = "torch.set_flush_denormal(True) shows whether numbers fade to denormals, with which a CPU is slow"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
@@ -43,7 +44,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if memory:
         return _of_memory(max(memory, key=lambda row: row["last"] - row["first"]))
     if rows:
-        return _of_time(rows[0], evidence.step_s, OWN_PYTHON.of(evidence.tables))
+        return _of_time(rows[0], evidence)
     return _of_trace(evidence.usual) if evidence.usual else None
 
 
@@ -62,16 +63,18 @@ def _of_memory(row: GrowthRow) -> Diagnosis:
     return Diagnosis(cause, remedy, row["last"], unit="bytes", takes=grown, evidence=(row,))
 
 
-def _of_time(row: GrowthRow, step_s: float | None, own: Sequence[OwnPythonRow]) -> Diagnosis | None:
-    first, last = row["first"], row["last"]
+def _of_time(row: GrowthRow, evidence: Evidence) -> Diagnosis | None:
+    first, last, own = row["first"], row["last"], OWN_PYTHON.of(evidence.tables)
     if row["quantity"] == IN_NO_PHASE:
-        return _of_other(row, step_s, own)
+        return _of_other(row, evidence.step_s, own)
     phase = row.get("phase")
     place = f"in {phase}" if phase not in (None, OTHER) else "outside of the model" if phase else None
     cause = _slower(Growth(row["steps"], first, last, row["per_step"]), place)
     most = _most_of_other(own) if phase in (None, OTHER) else None
     where = _named(most, last - first) if most is not None and most["function"] != COLLECTOR else ""
-    return Diagnosis(cause, TIME, last, takes=last - first, evidence=(row,), where=where)
+    is_on_cpu = evidence.config is not None and evidence.config.device == "cpu"
+    remedy = f"{TIME}; {DENORMALS}" if is_on_cpu and not (place or where) else TIME
+    return Diagnosis(cause, remedy, last, takes=last - first, evidence=(row,), where=where)
 
 
 def _named(most: OwnPythonRow, grown_s: float) -> str:

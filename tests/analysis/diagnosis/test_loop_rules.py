@@ -774,6 +774,17 @@ def test_usual_steps_count_for_their_share_of_the_loop() -> None:
     assert [each.code for each in causes(loop(tables, other=0.06))] == ["periodic-steps", "own-python"]
 
 
+@pytest.mark.parametrize(
+    ("device", "phase", "names"), [("cpu", None, True), ("cuda", None, False), ("cpu", "other", False)]
+)
+def test_steps_that_grow_for_an_unknown_reason_may_fade_to_denormals_on_a_cpu(
+    device: Any, phase: str | None, names: bool
+) -> None:
+    evidence = loop({"growth": [growing("step time", 0.02, 0.07, phase=phase)]})
+    (found,) = causes(replace(evidence, config=replace(LOOP, device=device)))
+    assert ("torch.set_flush_denormal(True)" in found.remedy) is names
+
+
 def test_growing_step_names_its_phase() -> None:
     (found,) = causes(loop({"growth": [growing("step time", 0.02, 0.07, phase="other")]}))
     assert found.sentence.startswith(
