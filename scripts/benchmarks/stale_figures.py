@@ -3,8 +3,9 @@
 Method: SOURCES maps each quoted file under profiles/ to the code whose change may move its numbers. A figure counts as
 measured in the last commit that touched its data: the records beside it, else the file itself. Every later commit
 that touched a source counts, those of merged branches too; what is not committed does not.
-Output: a line for each figure: when it was measured, and which sources have changed since, in how many commits. A
-changed source does not prove the number wrong: it says what to measure again before quoting it.
+Output: a line for each figure: when it was measured, and which sources have changed since, in how many commits; of many
+sources, those with most commits. A changed source does not prove the number wrong: it says what to measure again before
+quoting it.
 
     python scripts/benchmarks/stale_figures.py            # or: make stale
     python scripts/benchmarks/stale_figures.py --check    # exit status 1 if any figure is stale
@@ -24,6 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_ANSWER = 2  # exit status if git or its history is missing
+MOST_NAMED = 3  # sources of a figure, those with most commits
 IGNORED = ".git-blame-ignore-revs"  # commits that change no behaviour, in the format of `git blame --ignore-revs-file`
 # Name of a page → names of its data next to it. Predictions count from their freezing, not their measurement.
 RECORDS = {"table": ("records.jsonl", "processes.jsonl", "h200.json"), "held_out": ("frozen.json",)}
@@ -326,7 +328,10 @@ def table(found: list[Figure]) -> str:
     lines = ["| figure | measured | sources changed since (commits) |", "| --- | --- | --- |"]
     for figure in sorted(found, key=lambda figure: not figure.changed):
         measured = f"{figure.commit}, {figure.date}" if figure.commit else "not committed"
-        since = ", ".join(f"{path} ({count})" for path, count in figure.changed.items()) or "none"
+        most = sorted(figure.changed.items(), key=lambda each: -each[1])[:MOST_NAMED]
+        others = len(figure.changed) - len(most)
+        named = [f"{path} ({count})" for path, count in most] + [f"and {others} more"] * bool(others)
+        since = ", ".join(named) or "none"
         lines.append(f"| {figure.path} | {measured} | {since} |")
     return "\n".join(lines)
 

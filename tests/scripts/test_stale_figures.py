@@ -133,6 +133,12 @@ def test_file_without_sources_or_commit_is_not_stale(stale: Any, repository: Rep
     assert "| profiles/none.md | not committed | none |" in stale.table([missing])
 
 
+def test_table_names_the_sources_with_most_commits(stale: Any) -> None:
+    changed = {"code/a.py": 1, "code/b.py": 7, "code/c.py": 3, "code/d.py": 5, "code/e.py": 2}
+    figure = stale.Figure("profiles/a.md", "abc", "2026-01-01", changed)
+    assert "| code/b.py (7), code/d.py (5), code/c.py (3), and 2 more |" in stale.table([figure])
+
+
 def test_command_lists_stale_figures_and_check_option_fails(
     stale: Any, repository: Repository, capsys: pytest.CaptureFixture[str]
 ) -> None:
