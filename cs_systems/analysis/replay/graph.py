@@ -275,7 +275,8 @@ def _work(r: Recorded, waits: WaitEdges, usual: Constants) -> tuple[Floats, Floa
     lasted = r.end_s - r.start_s
     awaited = np.array(list(waits.awaited), np.int64)
     ended = np.array([float(r.done_s[found].max()) for found in waits.awaited.values()])
-    copies = np.array([bool(waits.inside[found[0]]) for found in waits.awaited.values()], bool)
+    first = np.array([found[0] for found in waits.awaited.values()], np.int64)
+    copies = waits.inside[first] & (r.call[first] == awaited)  # another call may wait for the same copy later
     works_on = copies | np.isin(awaited, of_kind(r, Kind.ALLOCATION))
     is_mark = r.name.codes[awaited] == 0
     # A call may still have waited for a moment if its activity had ended just before.

@@ -43,6 +43,7 @@ from tests.analysis.replay.simulated import (
 USUAL = Machine()
 FORWARD = (Host(40 * US), *(Launch(30 * US) for _ in range(20)))
 SHORT = tuple(Launch(2 * US) for _ in range(30))
+APART = tuple(one for _ in range(4) for one in (Launch(3 * US), Host(40 * US)))
 TINY = 1e-12
 BACKWARD = Run(AUTOGRAD, (Host(15 * US), *(one for _ in range(20) for one in (Host(5 * US), Launch(40 * US)))))
 LOADED = (Open("input"), Host(2 * MS), Close())
@@ -149,6 +150,14 @@ def test_scaling_a_range_of_the_main_thread_scales_what_autograd_does_meanwhile(
     check(step, HostScaled(0.5, "backward"), (Host(10 * US), Launch(3 * US), _slow_backward(0.5), Sync()))
 
 
+def test_scaling_a_range_of_another_thread_scales_its_own_work() -> None:
+    def step(factor: float) -> tuple[object, ...]:
+        inner = (Open("inner"), Host(300 * US * factor), Launch(4 * US, cost_s=5 * US * factor), Close())
+        return Host(10 * US), Launch(3 * US), Run(AUTOGRAD, (*SHORT, *inner)), Host(10 * US), Launch(3 * US), Sync()
+
+    check(step(1.0), HostScaled(0.5, "inner"), step(0.5))
+
+
 def test_a_range_of_the_host_can_be_removed() -> None:
     step = (Open("augment"), Host(0.7 * MS), Close(), *FORWARD, Sync())
     check(step, HostScaled(0.0, "augment"), (*FORWARD, Sync()))
@@ -185,6 +194,11 @@ def test_a_copy_from_pageable_memory_blocks_the_host() -> None:
     check(step, FamilyScaled("matmul", 2.0), times(step, 2.0))
 
 
+def test_a_wait_after_a_copy_that_blocked_the_host_does_not_last_until_then() -> None:
+    step = (*SHORT, Copied(20 * US, 7, "DtoH pageable"), Host(300 * US), Sync(), *APART)
+    check(step, HostScaled(0.5, "step"), slower(step, 0.5), then=Machine(routine_s=USUAL.routine_s / 2))
+
+
 def test_freed_memory_waits_for_the_device() -> None:
     step = (*FORWARD, Free(40 * US), Host(0.3 * MS))
     check(step, FamilyScaled("matmul", 2.0), times(step, 2.0))
@@ -194,6 +208,13 @@ def test_copies_on_their_own_stream_delay_neither_kernels_nor_the_host() -> None
     step = (Copied(300 * US, 7, "HtoD pageable"), *FORWARD, Sync())
     moved = (Copied(300 * US, 99, "HtoD pinned", USUAL.routine_s), *FORWARD, Sync(stream=7))
     check(step, CopiesOverlapped(), moved)
+
+
+@pytest.mark.parametrize("says_waits", [True, False], ids=["named by the file", "guessed by the times"])
+def test_copies_on_their_own_stream_keep_the_waits_between_kernels(says_waits: bool) -> None:
+    copied = (Copied(300 * US, 20), Record("copied", 20), Wait(7, "copied"))
+    kernels = (*SHORT, Record("half", 7), Wait(21, "half"), Launch(400 * US, 21, "softmax"), Sync(), *APART)
+    check((*copied, *kernels), CopiesOverlapped(), (Host(11 * US), *kernels), Machine(says_waits=says_waits))
 
 
 def test_thread_that_works_in_parallel_does_not_delay_the_main_thread() -> None:
