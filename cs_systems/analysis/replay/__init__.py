@@ -112,16 +112,16 @@ class Part:
 
     @cached_property
     def kernels_s(self) -> Floats:
-        """Time of each step in which a kernel ran, as recorded."""
+        """Time of each step in which one of its own kernels ran, as recorded."""
         r = self.graph.recorded
-        own = r.kind.codes_where(lambda kind: kind == "kernel") & ~r.lost
+        own = r.kind.codes_where(lambda kind: kind == "kernel") & self.graph.launched & ~r.lost
         order = np.argsort(r.begin_s[own], kind="stable")
         begin_s, done_s = r.begin_s[own][order], r.done_s[own][order]
         reached_s = np.maximum.accumulate(np.append(-np.inf, done_s[:-1])) if len(done_s) else done_s
         busy_s = np.clip(done_s - np.maximum(begin_s, reached_s), 0.0, None)
         step = np.searchsorted(r.marks[:, 0], r.call[own][order]) - 1
         found_s = np.zeros(len(r.marks))
-        np.add.at(found_s, np.clip(step, 0, None), busy_s)
+        np.add.at(found_s, step, busy_s)
         return found_s
 
     @cached_property
@@ -309,7 +309,7 @@ class Replay:
             after = self._changed_s(part, costs, changes)
             if not isinstance(after, Refusal):
                 ratios.append(total(after) / total(part.unchanged_s(costs)))
-        return max((abs(other - ratios[0]) for other in ratios[1:]), default=0.0)
+        return max(abs(other - ratios[0]) for other in ratios)
 
     def _notes(self) -> tuple[str, ...]:
         guessed = sum(part.graph.waits.guessed for part in self.parts)

@@ -111,7 +111,7 @@ def recorded(trace: Trace, steps: Sequence[Step]) -> Recorded:
     earlier = np.where(unknown, (begin_s < from_s) | (begin_s < known_s[stream]), call < first)
     lost = unknown & ~earlier
     inside = np.where(lost, begin_s < to_s, (call >= first) & (call < last))
-    chosen = np.flatnonzero(inside | (earlier & (done_s > from_s) & (begin_s < to_s)))
+    chosen = np.flatnonzero(inside | (earlier & (done_s > from_s) & ((begin_s < to_s) | ~unknown)))
 
     own = np.unique(np.concatenate([calls.thread[call[inside & ~lost]], [main := _main(trace, steps, first, last)]]))
     wanted = first + np.flatnonzero(np.isin(calls.thread[first:last], own))

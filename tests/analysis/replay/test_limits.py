@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -15,8 +15,12 @@ from cs_systems.analysis.replay import (
     COLD_S,
     Clean,
     CopiesOverlapped,
+    Expected,
+    FamilyScaled,
+    HostScaled,
     LaunchesFree,
     Part,
+    Ratios,
     Refusal,
     Replay,
     SyncRemoved,
@@ -27,12 +31,12 @@ from cs_systems.analysis.replay import (
     replayed,
 )
 from cs_systems.analysis.replay.changes import LONG_S, Subject, _covered, named
-from cs_systems.analysis.replay.clean import by_clean
+from cs_systems.analysis.replay.clean import INFLATIONS, Inflation, by_clean, by_usual
 from cs_systems.analysis.replay.graph import USUAL, Constant, _constant, _handovers, _queue
 from cs_systems.analysis.replay.recorded import _order
 from cs_systems.analysis.replay.run import _begins
 from cs_systems.analysis.replay.waits import US
-from cs_systems.readers.forms.columns import UNKNOWN
+from cs_systems.readers.forms.columns import UNKNOWN, Range, Ranges
 from cs_systems.readers.forms.trace import Step
 from tests.analysis.replay.simulated import (
     AUTOGRAD,
@@ -136,6 +140,49 @@ def test_long_stretch_recurs_in_more_than_three_of_four_steps(having: int, recur
     assert not with_graph(made, costs=replace(part.graph.costs, segment=segment))._long_recurs
 
 
+@pytest.mark.parametrize(("edge", "recurs"), [(0, False), (1, True)])
+def test_long_stretch_may_end_a_step_but_not_lie_between_two(edge: int, recurs: bool) -> None:
+    made, part = of(count=12)
+    segment = np.zeros_like(part.graph.costs.segment)
+    segment[part.graph.recorded.marks[:, edge]] = 1.0
+    assert with_graph(made, costs=replace(part.graph.costs, segment=segment))._long_recurs is recurs
+
+
+@pytest.mark.parametrize(("after_us", "is_missing"), [(-1, False), (0, True), (20, True), (None, False)])
+def test_missing_kernels_of_the_steps_alone_forbid_predictions(after_us: float | None, is_missing: bool) -> None:
+    made, part = of()
+    at_s = part.steps[-1].end_s if after_us is None else part.steps[0].start_s + after_us * US
+    reason = _why_not(replace(made, trace=replace(made.trace, lost_launches=np.array([at_s]))))
+    assert reason == ("1 launched kernel of the steps are missing in the trace" if is_missing else None)
+
+
+def test_kernels_count_in_the_step_that_launched_them() -> None:
+    """Most kernels of a long step run after the next one has begun; two of them run at once."""
+    long = tuple(Launch(20 * US) for _ in range(10))
+    program = (Open("long"), *long, Launch(100 * US, 20), Close(), Open("short"), *STEP[:6], Sync(), Close())
+    trace, _, _ = simulated(program, count=2)
+    steps = [Step(r.name, r.start_s, r.end_s) for r in trace.ranges.named(lambda name: name in ("long", "short"))]
+    (part,) = replayed(trace, steps).parts
+    of = [trace.kernels.stream == stream for stream in (7, 20)]
+    (start_s, end_s), (from_s, to_s) = ((trace.kernels.start_s[mine], trace.kernels.end_s[mine]) for mine in of)
+    gaps = (end_s[:9] + start_s[1:10]) / 2
+    long_s = float(end_s[9] - start_s[0]) - US * float(((gaps < from_s[0]) | (gaps > to_s[0])).sum())
+    assert part.kernels_s == pytest.approx([long_s, 50 * US] * 2)
+    (late,) = replayed(trace, steps[1:]).parts  # without what is in flight when the first one begins
+    assert late.kernels_s == pytest.approx([50 * US, long_s, 50 * US])
+
+
+def test_nothing_replayed_has_no_durations() -> None:
+    made, _ = of()
+    assert replace(made, parts=()).recorded_s.tolist() == []
+
+
+def test_spread_is_that_of_the_middle_half_of_the_steps() -> None:
+    made, _ = of()
+    known: Any = type("Known", (Replay,), {"recorded_s": np.array([1.0, 16.0, 2.0, 4.0, 8.0])})
+    assert known(made.trace, made.parts, None).spread == (8 - 2) / 4
+
+
 def test_steps_closer_than_a_usual_one_are_replayed_together() -> None:
     steps = [Step("step", start, start + 1.0) for start in (0.0, 1.75, 3.75, 4.75)]
     assert [len(run) for run in _runs(steps)] == [2, 2]
@@ -157,10 +204,11 @@ def test_first_steps_up_to_the_most_activities_are_replayed(
 def test_free_launches_keep_host_time_over_the_limit(segment_s: float, kept_s: float) -> None:
     made, part = of()
     (begins, ends), segment = part.graph.recorded.marks[0], part.graph.costs.segment.copy()
-    segment[[begins, begins + 1, ends, ends + 1]] = 1.0, segment_s, segment_s, 1.0
+    segment[[begins, begins + 1, ends, ends + 1]] = 1 * MS, segment_s, segment_s, 2 * MS
     free = LaunchesFree().apply(subject(made, segment=segment))
     assert isinstance(free, Subject)
-    assert free.costs.segment[[begins, begins + 1, ends, ends + 1]].tolist() == [1.0, kept_s, kept_s, 1.0]
+    assert free.costs.segment[[begins, begins + 1, ends, ends + 1]].tolist() == [1 * MS, kept_s, kept_s, 2 * MS]
+    assert np.flatnonzero(free.costs.waits).tolist() == part.graph.recorded.marks.ravel().tolist()
 
 
 @pytest.mark.parametrize(
@@ -182,12 +230,13 @@ def test_time_inside_of_intervals_that_overlap_or_touch_counts_once() -> None:
 
 def test_wait_of_another_thread_is_removed_by_its_own_range_alone() -> None:
     inner = (Launch(10 * US), Open("inner"), Host(5 * US), Sync(), Close(), Launch(10 * US), Sync())
-    made, part = of(*STEP, Run(AUTOGRAD, inner), Host(10 * US), Open("outer"), Sync(), Close())
+    backward = (Open("backward"), Run(AUTOGRAD, inner), Close())
+    made, part = of(*STEP, *backward, Host(10 * US), Open("outer"), Sync(), Close())
     r = part.graph.recorded
-    for name, thread in (("inner", AUTOGRAD), ("outer", MAIN)):
+    for name, thread, count in (("inner", AUTOGRAD, 1), ("outer", MAIN, 1), ("backward", AUTOGRAD, 2)):
         changed = SyncRemoved(name).apply(subject(made))
         assert isinstance(changed, Subject)
-        assert r.thread[~changed.costs.waits].tolist() == [thread, thread], "once a step"
+        assert r.thread[~changed.costs.waits].tolist() == [thread] * 2 * count, "in each of two steps"
 
 
 def test_copies_without_a_direction_are_not_moved() -> None:
@@ -205,7 +254,96 @@ def test_copies_of_one_direction_share_a_stream() -> None:
     assert streams[0] != streams[2]
 
 
+def test_kernels_of_a_graph_follow_each_other_closer_by_under_a_microsecond() -> None:
+    """Kernels of 20 µs, 3 µs apart: the gap shrinks, but a gap below 0 stays."""
+    trace, steps, _ = simulated([Launch(20 * US) for _ in range(40)], machine=Machine(gap_s=3 * US))
+    expected = _expected(replayed(trace, steps).what_if(LaunchesFree()))
+    assert 40 * 22.0 * US < expected.value < 40 * 22.8 * US
+    made, part = of()
+    free = LaunchesFree().apply(subject(made, gap=np.where(part.graph.launched, -2 * US, 0.0)))
+    assert isinstance(free, Subject)
+    assert free.costs.gap.tolist() == [-2 * US] * len(part.graph.before)
+
+
+def test_refusal_names_ranges_of_the_steps_alone_the_most_frequent_first() -> None:
+    made, part = of()
+    begin_s = part.steps[0].start_s
+    until_s = begin_s + float(part.graph.recorded.end_s.max())
+    within_s = (begin_s + until_s) / 2
+    ranges = [("rare", begin_s - 1, np.nextafter(begin_s, 2)), ("often", begin_s, within_s), ("often", within_s, 9.0)]
+    ranges += [("late", np.nextafter(until_s, 0), 9.0), ("late", within_s, 9.0), ("late", within_s, 9.0)]
+    ranges += [("before", begin_s - 1, begin_s), ("after", until_s, until_s + 1)] * 4
+    trace = replace(made.trace, ranges=Ranges.of([Range(*one, MAIN) for one in ranges]))
+    answer = replace(made, trace=trace).what_if(HostScaled(0.0, "augment"))
+    assert isinstance(answer, Refusal)
+    assert answer.reason.endswith(" named 'augment'; choose among late, often, rare")
+
+
 # A step without a profiler.
+
+
+def launches(part: Part) -> Any:
+    found = np.zeros(len(part.graph.previous), bool)
+    found[part.graph.recorded.call] = True
+    return found
+
+
+@pytest.mark.parametrize(
+    ("inflation", "segment_us", "work_us", "expected_us"),
+    [
+        (Inflation(10 * US, 2.0), 30, 10, (22.5, 7.5)),  # 10 µs of 40
+        (Inflation(10 * US, 1.25), 30, 10, (24, 8)),  # a fifth
+        (Inflation(10 * US, 2.0), -5, 10, (-5, 5)),  # a call that began before the one before had ended
+        (Inflation(10 * US, 2.0), 0, 0, (0, 0)),
+        (INFLATIONS["kineto"], 90, 10, (72, 8)),
+        (INFLATIONS["kineto"], 0, 21.3, (0, 10)),
+        (INFLATIONS["nsys"], 90, 16, (81, 14.4)),
+        (INFLATIONS["nsys"], 0, 14.6, (0, 10)),
+    ],
+)
+def test_usual_slowdown_is_taken_out_of_launches_alone(
+    inflation: Inflation, segment_us: float, work_us: float, expected_us: tuple[float, float]
+) -> None:
+    made, part = of()
+    count, own = len(part.graph.previous), launches(part)
+    given = {"segment": np.full(count, segment_us * US), "work": np.full(count, work_us * US)}
+    costs = by_usual(subject(made, **given), inflation)
+    for name, found_us in zip(given, expected_us, strict=True):
+        assert getattr(costs, name)[own] == pytest.approx(found_us * US)
+        assert getattr(costs, name)[~own].tolist() == given[name][~own].tolist()
+
+
+def test_time_that_the_trace_gives_to_the_profiler_is_taken_out() -> None:
+    made, part = of(Host(50 * US), *STEP)
+    begin_s = part.steps[0].start_s
+    trace = replace(made.trace, overheads=[(begin_s + 10 * US, begin_s + 40 * US)])
+    first = int(part.graph.recorded.marks[0, 0]) + 1
+    costs = by_usual(subject(replace(made, trace=trace)), Inflation(0.0, 2.0))
+    assert part.graph.costs.segment[first] == pytest.approx(100 * US)
+    assert costs.segment[first] == pytest.approx(70 * US)
+    assert np.delete(costs.segment, first) == pytest.approx(np.delete(part.graph.costs.segment, first))
+
+
+def test_host_keeps_a_twentieth_of_its_time_at_least() -> None:
+    made, part = of()
+    clean = by_clean(subject(made), Clean(1.0, {"step": 0.0}))
+    r, given = part.graph.recorded, part.graph.costs
+    between = r.marks[:, 0]
+    assert clean.work == pytest.approx(given.work / 20)
+    assert clean.segment[between] == pytest.approx(given.segment[between])
+    inside = np.delete(np.arange(len(given.segment)), between)
+    assert clean.segment[inside] == pytest.approx(given.segment[inside] / 20)
+
+
+def test_clean_phase_changes_its_own_calls_and_kernels_alone() -> None:
+    phases = (one for name in ("forward", "backward") for one in (Open(name), Host(20 * US), *STEP[1:6], Close()))
+    made, part = of(*phases, Sync())
+    clean = Clean(1.0, {"forward": 22.5 * US, "optimizer": 1.0}, {"forward": 25 * US, "backward": 1.0, "input": 1.0})
+    costs, given = by_clean(subject(made), clean), part.graph.costs
+    for column, ratio in (("duration", 0.5), ("work", 0.5)):
+        ratios = getattr(costs, column)[launches(part) if column == "work" else slice(None)]
+        before = getattr(given, column)[launches(part) if column == "work" else slice(None)]
+        assert ratios / before == pytest.approx(([ratio] * 5 + [1.0] * 5) * 2)
 
 
 @pytest.mark.parametrize(("segment_s", "factor"), [(SILENT_S, 0.5), (np.nextafter(SILENT_S, 1), 1.0)])
@@ -324,3 +462,133 @@ def test_wait_for_nothing_is_unexplained_beyond_its_tolerance(lasts_us: float, l
     trace, steps, _ = simulated((*STEP, Host(100 * US), Sync()), 4, Machine(routine_s=lasts_us * US))
     unexplained_s = replayed(trace, steps).parts[0].graph.unexplained_s
     assert unexplained_s == pytest.approx(2 * lost_us * US, abs=1e-9)
+
+
+# The answer and its range.
+
+
+class Told(Replay):
+    """Replay with a known error and known ratios: of the host as recorded, without the profiler, and without stalls."""
+
+    unexplained = 0.01
+    error = 0.02
+    spread = 0.1
+    _long_recurs = True
+    ratios: ClassVar = {(True, "recorded"): Ratios(0.5, 0.4, 0.7, 3.0), (True, "usual"): Ratios(0.6, 0.5, 0.8, 2.0)}
+    loose: Ratios = Ratios(0.4, 0.3, 0.5, 2.0)
+
+    def _ratios(self, changes: Sequence[Any], world: object) -> Ratios | Refusal:
+        name = "usual" if world is self._usual else "recorded"
+        return self.ratios.get((getattr(changes[0], "keeps_long", True), name), self.loose)
+
+    def _by_constants(self, changes: Sequence[Any]) -> float:
+        return 0.04
+
+
+def told(profiler: str = "simulation", **known: Any) -> Told:
+    made, _ = of()
+    replay = type("Told", (Told,), known)(replace(made.trace, profiler=profiler), made.parts, None)
+    assert isinstance(replay, Told)
+    return replay
+
+
+def test_range_of_an_answer_reaches_over_all_versions_of_the_host() -> None:
+    """Without a profiler's slowdown each version has its own duration; the best one gives the value."""
+    expected = told("kineto").what_if(HostScaled(0.5, "step"))
+    assert isinstance(expected, Expected)
+    assert (expected.now, expected.value, expected.is_estimated) == (2.0, pytest.approx(1.2), True)
+    assert (expected.low, expected.high) == (pytest.approx(2.0 * (0.5 - 0.07)), pytest.approx(3.0 * (0.7 + 0.07)))
+
+
+@pytest.mark.parametrize(
+    ("ratios", "low", "high"),
+    [
+        (Ratios(0.5, 0.6, 0.7, 9.0), 0.5, 0.7),  # all steps together may gain more than most of them, or less
+        (Ratios(0.8, 0.6, 0.7, 9.0), 0.6, 0.8),
+        (Ratios(0.05, 0.06, 0.07, 9.0), 0.07, 0.07),
+    ],
+)
+def test_range_of_an_answer_reaches_from_the_steps_to_the_error(ratios: Ratios, low: float, high: float) -> None:
+    replay = told(ratios={}, loose=ratios)
+    expected = replay.what_if(HostScaled(0.5))
+    assert isinstance(expected, Expected)
+    assert not expected.is_estimated
+    assert expected.now == replay.step_s
+    assert expected.value == pytest.approx(ratios.ratio * replay.step_s)
+    assert expected.low == pytest.approx((low - 0.07) * replay.step_s)
+    assert expected.high == pytest.approx((high + 0.07) * replay.step_s)
+
+
+@pytest.mark.parametrize("clean_s", [8.0, 12.5])
+def test_range_of_an_answer_reaches_as_far_as_a_clean_step_differs(clean_s: float) -> None:
+    expected = told(ratios={}, loose=Ratios(0.5, 0.5, 0.5, 10.0)).what_if(HostScaled(0.5), clean=Clean(clean_s))
+    assert isinstance(expected, Expected)
+    off = 0.07 + abs(10.0 / clean_s - 1)
+    assert (expected.now, expected.is_estimated) == (clean_s, False)
+    assert expected.low == pytest.approx(clean_s * (0.5 - off))
+    assert expected.high == pytest.approx(clean_s * (0.5 + off))
+
+
+@pytest.mark.parametrize(("loose", "is_noted"), [(0.5901, False), (0.5899, True)])
+def test_long_stretches_are_noted_if_they_take_a_hundredth_of_the_step(loose: float, is_noted: bool) -> None:
+    replay = told("kineto", loose=Ratios(loose, 0.2, 0.9, 3.0))
+    expected = _expected(replay.what_if(LaunchesFree()))
+    notes = [note for note in expected.notes if "stretches" in note]
+    assert notes == ["the host's stretches over 5.00 ms stay; without them 1.18 s"] * is_noted
+    assert expected.value == pytest.approx(1.2)
+    assert expected.low == pytest.approx(3.0 * (0.2 - 0.07))
+    assert expected.high == pytest.approx(3.0 * (0.9 + 0.07))
+    assert not any("stretches" in note for note in _expected(replay.what_if(HostScaled(0.5))).notes)
+
+
+@pytest.mark.parametrize(("ratio", "is_told"), [(0.5, True), (0.51, False), (1.5, True), (1.49, False)])
+def test_change_by_less_than_the_spread_of_the_steps_is_refused(ratio: float, is_told: bool) -> None:
+    answer = told(ratios={}, loose=Ratios(ratio, ratio, ratio, 1.0), spread=0.5).what_if(HostScaled(0.5))
+    assert isinstance(answer, Expected) is is_told
+    assert answer.share == pytest.approx(1 - ratio)
+
+
+def _expected(answer: Expected | Refusal) -> Expected:
+    assert isinstance(answer, Expected), answer
+    return answer
+
+
+def test_range_holds_the_ratios_of_most_steps() -> None:
+    """Of eleven steps the second and the last but one."""
+    program = [
+        one
+        for n in range(12)
+        for one in (Open(f"step {n}"), Open("more"), Host((40 + n) * MS), Close(), *STEP, Close())
+    ]
+    trace, _, _ = simulated(program, count=2)
+    ranges = trace.ranges.named(lambda name: name.startswith("step "))
+    steps = [Step(r.name, r.start_s, r.end_s) for r in ranges][1:12]
+    made = replayed(trace, steps)
+    expected = _expected(made.what_if(HostScaled(0.0, "more")))
+    lasted = np.array([step.end_s - step.start_s for step in steps])
+    kept = lasted - 1e-3 * np.arange(41, 52)
+    assert expected.value / expected.now == pytest.approx(kept.sum() / lasted.sum())
+    assert expected.low / expected.now == pytest.approx((kept / lasted)[-2])
+    assert expected.high / expected.now == pytest.approx((kept / lasted)[1])
+
+
+@pytest.mark.parametrize(("low_us", "high_us"), [(2, 5), (3.5, 8)])
+def test_range_holds_the_answers_with_the_quartiles_of_the_constants(low_us: float, high_us: float) -> None:
+    """Each of ten kernels of 30 µs starts after a launch of 5 µs and 4 µs, and the host goes on after 6 µs."""
+    made, part = of(*(one for _ in range(10) for one in (Launch(30 * US), Sync())))
+    launch = Constant(4 * US, low_us * US, high_us * US)
+    expected = _expected(
+        with_graph(made, constants=part.graph.constants._replace(launch=launch)).what_if(FamilyScaled("matmul", 2.0))
+    )
+    ratios = [(71 + us) / (41 + us) for us in (4, low_us, high_us)]
+    assert expected.value / expected.now == pytest.approx(ratios[0])
+    off = max(abs(other - ratios[0]) for other in ratios)
+    assert expected.high / expected.now - ratios[0] == pytest.approx(off, abs=1e-6)
+    assert ratios[0] - expected.low / expected.now == pytest.approx(off, abs=1e-6)
+
+
+@pytest.mark.parametrize(("more", "count"), [(25_000, 2), (25_001, 1)])
+def test_first_fifty_thousand_activities_are_replayed(more: int, count: int) -> None:
+    launches = np.append(np.linspace(0.0, 0.9, 25_000), np.linspace(1.0, 1.9, more))
+    trace: Any = SimpleNamespace(kernels=SimpleNamespace(launch_start_s=launches))
+    assert len(_few(trace, [Step("step", 0.0, 1.0), Step("step", 1.0, 2.0)])) == count
