@@ -80,7 +80,7 @@ class Recorded:
         """Families of the kernels, and the family of each activity, UNKNOWN for copies."""
         known: dict[str, int] = {}
         codes = [known.setdefault(family(label), len(known)) for label in self.label.values]
-        of = np.array(codes, np.int64)[self.label.codes] if codes else np.empty(0, np.int64)
+        of = np.array(codes, np.int64)[self.label.codes]
         return tuple(known), np.where(self.trace_kernel == UNKNOWN, UNKNOWN, of)
 
 
@@ -103,7 +103,7 @@ def recorded(trace: Trace, steps: Sequence[Step]) -> Recorded:
         np.concatenate([getattr(trace.kernels, name), getattr(trace.copies, name)])
         for name in ("call", "start_s", "end_s", "device", "stream")
     )
-    one, stream = distinct(device, of_device) if len(call) else (np.empty(0, np.int64), np.empty(0, np.int64))
+    one, stream = distinct(device, of_device)
     unknown = call == UNKNOWN
     # An activity without a recorded launch, before any with one on its stream, was launched before the recording.
     known_s = np.full(len(one), np.inf)
@@ -134,7 +134,7 @@ def recorded(trace: Trace, steps: Sequence[Step]) -> Recorded:
     chosen, launched = chosen[sorted_], launched[sorted_]
 
     names = {MARK: 0}
-    codes = np.array([names.setdefault(name, len(names)) for name in calls.name.values] or [0], np.int64)
+    codes = np.array([names.setdefault(name, len(names)) for name in calls.name.values], np.int64)
     count = len(trace.kernels)
     kinds = Categorical(
         ["kernel", *trace.copies.kind.values], np.concatenate([np.zeros(count, np.int64), 1 + trace.copies.kind.codes])
@@ -236,8 +236,6 @@ def _adopt(call: Ints, lost: Bools, stream: Ints, begin_s: Floats, done_s: Float
     if not lost.any():
         return
     order = np.lexsort((done_s, begin_s, stream))
-    for k, before in zip(order[1:].tolist(), order[:-1].tolist(), strict=True):
+    for k, before in zip(order.tolist(), previous(order, stream)[order].tolist(), strict=True):
         if lost[k]:
-            call[k] = max(call[before], 0) if stream[k] == stream[before] else 0
-    if lost[order[0]]:
-        call[order[0]] = 0
+            call[k] = 0 if before == UNKNOWN else max(call[before], 0)

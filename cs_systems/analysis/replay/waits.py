@@ -40,18 +40,15 @@ class Enqueued:
     def __init__(self, recorded: Recorded) -> None:
         self.recorded = recorded
         order, stream = recorded.position, recorded.stream[recorded.position]
-        edges = np.searchsorted(stream, np.arange(len(recorded.of_stream) + 1))
-        self.of: dict[int, Ints] = {
-            z: order[a:b] for z, (a, b) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)) if b > a
-        }
-        self.calls = {z: np.maximum.accumulate(recorded.call[of]) for z, of in self.of.items()}
-        number = np.concatenate([np.full(len(of), z) for z, of in self.of.items()] or [np.empty(0, np.int64)])
-        call = np.concatenate([*self.calls.values()] or [np.empty(0, np.int64)])
+        self.streams = range(len(recorded.of_stream))
+        self.of: list[Ints] = np.split(order, np.searchsorted(stream, self.streams[1:]))
+        self.calls = [np.maximum.accumulate(recorded.call[of]) for of in self.of]
+        call = np.concatenate(self.calls)
         by_call = np.argsort(call, kind="stable")
-        self._number, self._call = number[by_call], call[by_call]
+        self._number, self._call = stream[by_call], call[by_call]
         self._by_end = np.argsort(recorded.done_s, kind="stable")
         self._end_s = recorded.done_s[self._by_end]
-        self.ends = {z: np.maximum.accumulate(recorded.done_s[of]) for z, of in self.of.items()}
+        self.ends = [np.maximum.accumulate(recorded.done_s[of]) for of in self.of]
 
     def used(self, since: int, before: int) -> list[int]:
         """Return the streams with an activity that was launched from one call on and before another."""
@@ -67,13 +64,13 @@ class Enqueued:
 
     def last(self, stream: int, before: int) -> int | None:
         """Return the last activity of a stream that was launched before a call."""
-        at = int(np.searchsorted(self.calls[stream], before)) - 1 if stream in self.of else -1
+        at = int(np.searchsorted(self.calls[stream], before)) - 1
         return int(self.of[stream][at]) if at >= 0 else None
 
     def first(self, stream: int, after: int) -> int | None:
         """Return the first activity of a stream that was launched by a call or after it."""
-        at = int(np.searchsorted(self.calls[stream], after)) if stream in self.of else 0
-        return int(self.of[stream][at]) if stream in self.of and at < len(self.of[stream]) else None
+        at = int(np.searchsorted(self.calls[stream], after))
+        return int(self.of[stream][at]) if at < len(self.of[stream]) else None
 
     def ended(self, stream: int, before: int, by_s: float) -> int | None:
         """Return the last activity of a stream that was launched before a call and had ended by a time."""
@@ -184,7 +181,7 @@ def _host_waits(
         if what is Kind.DEVICE_SYNC and (has_one_device or not said or said.device is None):
             waited[thread] = i
         if said and said.event is not None:
-            streams = [said.stream] if said.stream is not None else list(queue.of)
+            streams = [said.stream] if said.stream is not None else queue.streams
             found = [k for z in streams if (k := queue.last(z, said.event)) is not None]
         elif said and said.stream is not None:
             found = [k] if (k := queue.last(said.stream, i)) is not None else []
@@ -204,7 +201,7 @@ def _host_waits(
             yield i, found
     for ends, idle in zip(recorded.marks[:, 1].tolist(), recorded.until_idle, strict=True):
         if idle:
-            yield ends, [k for z in queue.of if (k := queue.last(z, ends)) is not None]
+            yield ends, [k for z in queue.streams if (k := queue.last(z, ends)) is not None]
 
 
 def _launched(recorded: Recorded) -> dict[int, tuple[Ints, Ints]]:
@@ -238,11 +235,11 @@ def _stream_waits(
             target = queue.first(said.waiting, i)
             targets = [] if target is None else [target]
         else:
-            targets = [k for z in queue.of if (k := queue.first(z, i)) is not None]
+            targets = [k for z in queue.streams if (k := queue.first(z, i)) is not None]
         if not targets:
             continue
         if said and said.event is not None and said.waiting is not None:
-            streams = [said.stream] if said.stream is not None else [z for z in queue.of if z != said.waiting]
+            streams = [said.stream] if said.stream is not None else [z for z in queue.streams if z != said.waiting]
             sources = [k for z in streams if (k := queue.last(z, said.event)) is not None]
             sources = [k for k in sources if recorded.done_s[k] <= recorded.begin_s[targets[0]] + SKEW_S]
             depends[targets[0]] += sources
@@ -258,7 +255,9 @@ def _stream_waits(
                 z = int(recorded.stream[k])
                 device = recorded.of_stream[z][0]
                 last = (
-                    queue.last(other, i) for other in queue.of if other != z and recorded.of_stream[other][0] == device
+                    queue.last(other, i)
+                    for other in queue.streams
+                    if other != z and recorded.of_stream[other][0] == device
                 )
                 depends[k] += [m for m in last if m is not None and recorded.done_s[m] <= recorded.begin_s[k] + 2 * US]
     return {k: sorted(set(found)) for k, found in depends.items() if found}, guessed
@@ -268,7 +267,7 @@ def _tight(recorded: Recorded, queue: Enqueued, call: int, k: int) -> list[int]:
     """Return what ended on other streams just before an activity began."""
     begin_s, found = float(recorded.begin_s[k]), []
     for z in queue.ending(begin_s - AT_ONCE_S, begin_s + 2 * US):
-        m = None if z not in queue.of or z == recorded.stream[k] else queue.ended(z, call, begin_s + 2 * US)
+        m = None if z == recorded.stream[k] else queue.ended(z, call, begin_s + 2 * US)
         if m is not None and begin_s - recorded.done_s[m] < AT_ONCE_S:
             found.append(m)
     return found

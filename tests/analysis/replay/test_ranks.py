@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from cs_systems.analysis.replay import Expected, FamilyScaled, Refusal, SyncRemoved, replayed
 from cs_systems.analysis.replay.ranks import Together, together
+from cs_systems.readers.forms.columns import UNKNOWN
 from tests.analysis.replay.simulated import MS, US, Collective, Copied, Host, Launch, Record, Sync, Wait, ranks
 
 
@@ -91,8 +94,7 @@ def test_ranks_whose_collectives_end_apart_are_refused() -> None:
     apart = replace(trace, kernels=replace(trace.kernels, end_s=trace.kernels.end_s + drift))
     one, other = replayed(*recorded[0]), replace(replayed(apart, of), why_not=None)
     found = together([one, other])
-    assert isinstance(found, Refusal)
-    assert found.reason.endswith("µs between ranks; at most 50 allow a replay")
+    assert found == Refusal("the ends of collectives differ by 150 µs between ranks; at most 50 allow a replay")
 
 
 @pytest.mark.parametrize(
@@ -134,3 +136,63 @@ def test_ranks_with_other_collectives_are_refused() -> None:
     assert together([replayed(*recorded[0]), replayed(trace, of[1:])]) == Refusal(
         "the ranks have different numbers of steps"
     )
+
+
+def test_clocks_are_aligned_by_the_ends_of_collectives() -> None:
+    """The second rank works on after the last collective, so that its steps begin 300 µs later."""
+    late = (*step(45 * US), Host(300 * US))
+    found, truth = joint([step(), late, step()])
+    assert found.offset_s.tolist() == pytest.approx([0, -300 * US, 0])
+    assert found.transfer_s.tolist() == pytest.approx([200 * US, 100 * US] * 3)
+    assert found.straggler == 1
+    assert found.step_s == pytest.approx(truth)
+    assert found.replayed_s == pytest.approx(truth)
+    expected = found.straggler_like_the_median()
+    assert isinstance(expected, Expected)
+
+
+@pytest.mark.parametrize(("apart_us", "is_told"), [(49.5, True), (50.5, False)])
+def test_ends_of_a_collective_may_differ_by_fifty_microseconds(apart_us: float, is_told: bool) -> None:
+    recorded, _ = ranks([step(), step()])
+    trace, of = recorded[1]
+    nccl = np.flatnonzero(trace.kernels.function.codes_where(lambda function: function.name.startswith("nccl")))
+    end_s = trace.kernels.end_s.copy()
+    end_s[nccl[-3::2]] += 2 * apart_us * US  # two of six
+    end_s[nccl[-4::2]] += apart_us * US
+    one, other = replayed(*recorded[0]), replayed(replace(trace, kernels=replace(trace.kernels, end_s=end_s)), of)
+    assert isinstance(together([one, replace(other, why_not=None)]), Together) is is_told
+
+
+def test_ranks_that_send_to_single_others_are_refused() -> None:
+    sent = (*step(), Launch(50 * US, 30, "ncclDevKernel_SendRecv"), Sync())
+    found = together([replayed(*one) for one in ranks([sent, sent])[0]])
+    assert found == Refusal("ranks send to single other ranks, which the joint replay does not carry")
+
+
+def test_step_of_a_job_is_that_of_the_slowest_rank() -> None:
+    parts = tuple(replayed(*ranks([step(kernel_s)] * 2)[0][0]).parts[0] for kernel_s in (30 * US, 60 * US, 45 * US))
+    none = np.zeros((3, 0))
+    found = Together(parts, none.astype(np.int64), np.zeros(3), np.zeros(0))
+    slowest_s = float(parts[1].recorded_s.max(axis=1).mean())
+    assert found.step_s == pytest.approx(slowest_s)
+    assert found.replayed_s == pytest.approx(slowest_s)
+
+
+def test_straggler_is_late_in_its_own_collectives() -> None:
+    """The third rank only takes part in later ones, in which it is hardly late."""
+    begins = [[0.0, 10.0], [5.0, UNKNOWN], [20.0, 11.0]]
+    calls = np.array([[0, 1], [0, UNKNOWN], [UNKNOWN, 1]])
+    parts: Any = [
+        SimpleNamespace(graph=SimpleNamespace(recorded=SimpleNamespace(begin_s=np.array(one)))) for one in begins
+    ]
+    assert Together(parts, calls, np.zeros(3), np.zeros(2)).straggler == 1
+
+
+def test_replay_that_does_not_come_to_rest_is_refused() -> None:
+    found, _ = joint([step(), step(45 * US)])
+    for known in ({"replayed_s": None}, {"_step_s": lambda self, costs: None, "replayed_s": 1.0}):
+        moving: Any = type("Moving", (Together,), known)
+        answer = moving(**vars(found)).straggler_like_the_median()
+        assert answer == Refusal(
+            "the replay of the ranks does not come to rest; compare their traces by analyze --ranks"
+        )

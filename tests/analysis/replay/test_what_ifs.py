@@ -11,6 +11,7 @@ from cs_systems.analysis.attribution.profile import profile
 from cs_systems.analysis.replay import Change, CopiesOverlapped, Expected, Refusal, replayed
 from cs_systems.analysis.replay.clean import Clean
 from cs_systems.analysis.replay.what_ifs import Cleanly, Recalled, change, together
+from cs_systems.config import ConfigError
 from cs_systems.readers import read
 
 NAMES = ("launches=free", "host:augment=0.5", "host=0", "input=0", "sync=0", "sync:log=0", "family:matmul=0.5",
@@ -38,3 +39,25 @@ def test_stored_answers_equal_the_replay(kineto_path: Path) -> None:
             )  # fmt: skip
     assert isinstance(kept.what_if(CopiesOverlapped()), Refusal)
     assert isinstance(kept.what_if(change("input=0")), Refusal)
+
+
+def test_factor_is_a_number_from_zero() -> None:
+    assert str(change("host=0")) == "host=0"
+    for text in ("inf", "-0.5", "nan", "fast"):
+        with pytest.raises(ConfigError, match=f"'{text}' is not a factor; write a number from 0"):
+            change(f"host={text}")
+
+
+class Fixed:
+    """Answers that are known: a step of 4 s that each change makes 1 s shorter."""
+
+    step_s = 4.0
+
+    def what_if(self, *changes: Change) -> Expected | Refusal:
+        return Expected(4.0 - len(changes), 0.0, 4.0, 4.0)
+
+
+@pytest.mark.parametrize(("worth", "saved"), [(0.25, [0.25, 0.25, 0.5]), (0.26, [0.25, 0.25])])
+def test_changes_worth_their_effort_are_combined(worth: float, saved: list[float]) -> None:
+    rows = together(Fixed(), [change("input=0"), change("sync=0")], worth)
+    assert [row["saved_share"] for row in rows] == saved
