@@ -166,6 +166,7 @@ def graph(trace: Trace, recorded: Recorded, usual: Constants = USUAL) -> Graph:
         linked[k] = max(linked[k], float(r.done_s[sources].max()))
     idle &= linked < started
     launch = _constant(latency[idle & kernels], usual.launch)
+    gap = _constant(gaps[queued & (linked == free) & (np.abs(gaps) < NEAR_S)], usual.gap)
     inside = waits.inside
     lead = np.where(inside, r.begin_s - started, launch.value)
     behind = inside & (r.begin_s < linked + gap.value + LATE_S)  # waited for the stream: its own lead is unknown
@@ -173,7 +174,7 @@ def graph(trace: Trace, recorded: Recorded, usual: Constants = USUAL) -> Graph:
     overlaps = queued & (gaps < min(gap.value, 0.0))
     of_gap = np.where((kept | overlaps) & np.isfinite(gaps), gaps, gap.value)
     release = np.where(inside, started, returned) + lead
-    bound = np.maximum(np.where(plain, release, NEVER), np.maximum(free + of_gap, linked + gap.value))
+    bound = np.maximum(np.where(plain, release, NEVER), linked + gap.value)
 
     fixed = np.where(launched, np.nan, r.begin_s)
     # The first activity of a stream may wait for work launched before the first step.

@@ -134,15 +134,12 @@ class _Run:
                 now = self.end[b - 1]
                 continue
             path = np.cumsum(costs.segment[a:b] + costs.work[a:b])
-            room = np.where(slot == UNKNOWN, NEVER, self.done[slot]) if m else np.full(b - a, NEVER)
+            room = np.where(slot == UNKNOWN, NEVER, self.done[slot]) if m else NEVER
             self.end[a:b] = path + np.maximum.accumulate(np.maximum(room - path, now))
             self.start[a:b] = np.append(now, self.end[a : b - 1]) + costs.segment[a:b]
             now = self.end[b - 1]
             stream = graph.recorded.stream[k:m]
-            of = [np.arange(k, m)]
-            if m > k and (stream != stream[0]).any():
-                of = [k + np.flatnonzero(stream == z) for z in np.unique(stream).tolist()]
-            for own in of if m > k else ():
+            for own in (k + np.flatnonzero(stream == z) for z in np.unique(stream).tolist()):
                 lasts = costs.duration[own]
                 path = np.cumsum(costs.gap[own] + lasts)
                 before = int(graph.before[own[0]])

@@ -129,6 +129,16 @@ def test_a_stream_waits_for_an_event_of_another(first: float, second: float, say
     check(step, FamilyScaled("matmul", 2.0), times(step, 2.0, "gemm"), machine)
 
 
+def test_gap_to_a_kernel_that_waits_for_another_stream_is_not_the_usual_one() -> None:
+    """Two of three gaps in a queue are 2 µs long, as these kernels wait for others; 1 µs is usual."""
+    first = tuple(Launch(5 * US, z, name) for z in (7, 20, 21) for name in ("gemm", "softmax"))
+    linked = (Launch(22 * US, 20, cost_s=2 * US), Launch(19 * US, 7, cost_s=2 * US), Record("20", 20), Wait(7, "20"))
+    step = (*first, Host(20 * US), Run(AUTOGRAD, (Host(10 * US), *first)), Host(30 * US), *linked)
+    step = (*step, Launch(1 * US, 7, cost_s=2 * US), Host(10 * US), Sync())
+    usual = Machine(launch_s=0.0, return_s=5 * US)
+    check(step, HostScaled(0.3), slower(step, 0.3), usual, Machine(0.0, return_s=5 * US, routine_s=0.9 * US))
+
+
 def test_launches_in_a_graph_keep_the_waits_between_streams() -> None:
     step = on_two_streams(2 * US, 1 * US)
     free = [one._replace(cost_s=TINY) if isinstance(one, Launch) else one for one in without(step, Sync)]

@@ -106,13 +106,13 @@ def test_main_thread_is_that_of_the_steps_range() -> None:
     assert main_of([OTHER] * 3, [], ranges[:2]) == OTHER
 
 
-@pytest.mark.parametrize(("launched", "until_idle"), [([0.0, 1.0], (True, False)), ([1.0, 10.0], (False, True))])
+@pytest.mark.parametrize(("launched", "until_idle"), [([0.0, 1.0], (True, False)), ([1.0, 10.0], (True, True))])
 def test_step_lasts_until_its_own_work_has_ended(launched: Sequence[float], until_idle: tuple[bool, ...]) -> None:
     """Kernels end at 10 and at 20, those that were launched from a step's begin on and before its end are its own."""
     steps = [Step("step", 0.0, 10.0), Step("step", 10.0, 20.0)]
     call, done_s = np.array([0, 1, UNKNOWN]), np.array([5.0, 10.0, 20.0])
     if until_idle[1]:
-        done_s = np.array([9.0, 20.0, 10.0])
+        done_s = np.array([10.0, 20.0, 10.0])
     assert _until_idle(steps, call, np.array(launched), done_s) == until_idle
 
 

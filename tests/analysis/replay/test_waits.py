@@ -89,6 +89,7 @@ def test_wait_ends_after_what_it_waits_for_by_clocks_that_differ_by_twenty_micro
         ((250, 320.5, 260), {3: [2]}),
         ((150, 500, 160), {}),
         ((150, 500, 201), {3: [2]}),
+        ((150, 500, 200), {}),
     ],
 )
 def test_wait_for_an_unnamed_event_is_for_what_ended_last_meanwhile(
@@ -186,6 +187,12 @@ def test_late_kernel_after_a_wait_follows_what_ended_just_before(
     known: dict[str, float], depends: dict[int, list[int]]
 ) -> None:
     assert two_after(**known) == depends
+
+
+def test_late_kernel_does_not_follow_what_ended_after_it_began() -> None:
+    calls = [Called(LAUNCH, 10, 15), Called(LAUNCH, 20, 25), Called(WAIT, 60, 63), Called(LAUNCH, 80, 85)]
+    ran = [Ran(0, 20, 512, 1), Ran(1, 513, 517, 1), Ran(3, 514, 600, 2)]
+    assert waits(calls, ran, late_us={2: 4}).depends == {2: [0]}
 
 
 def test_stream_waits_for_no_other_device_unless_the_file_says_so() -> None:
