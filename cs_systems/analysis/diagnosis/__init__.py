@@ -60,12 +60,19 @@ def apply_rules(evidence: Evidence) -> Answer:
     """Return the findings of all rules for the numbers of one step, the largest cause first."""
     if evidence.is_empty:
         return Answer(unknowns=evidence.unknowns, not_judged=evidence.not_judged)
+    from cs_systems.analysis.diagnosis._longest import longest_line
     from cs_systems.analysis.diagnosis._plan import planned
 
     found, unknowns = find_all(evidence)
     if evidence.replay is not None:
         found = planned(found, evidence.replay, evidence.busy_s or 0.0)
-    return Answer(ranked(found), (*evidence.unknowns, *unknowns), evidence.judged, evidence.not_judged)
+    return Answer(
+        ranked(found),
+        (*evidence.unknowns, *unknowns),
+        evidence.judged,
+        evidence.not_judged,
+        longest=longest_line(evidence),
+    )
 
 
 def find_all(evidence: Evidence) -> tuple[list[Diagnosis], list[str]]:
@@ -167,6 +174,7 @@ def diagnose(records: RunRecord | Iterable[RunRecord]) -> Answer:
         next((answer.judged for _, answer in judged if answer.judged), ""),
         next((answer.not_judged for _, answer in judged if answer.not_judged), ""),
         tuple(dict.fromkeys(refuted)),
+        next((answer.longest for _, answer in judged if answer.longest), ""),
     )
 
 

@@ -228,6 +228,7 @@ class Answer:
         judged: the judged steps: "the step", "steps 1–14 of 15"; empty if none were.
         not_judged: why nothing was judged, and the remedy.
         refuted: remedies that the same run measured, without a gain.
+        longest: the line of a loop with the most time, with its share; "" if none has a notable one.
     """
 
     diagnoses: tuple[Diagnosis, ...] = ()
@@ -235,6 +236,7 @@ class Answer:
     judged: str = ""
     not_judged: str = ""
     refuted: tuple[str, ...] = ()
+    longest: str = ""
 
     @property
     def nothing(self) -> str:
@@ -245,7 +247,8 @@ class Answer:
             return ""
         if not self.judged:
             return f"nothing was judged: {self.not_judged}" if self.not_judged else ""
-        return f"nothing found that would save more than {WORTH:.0%} of {self.judged}"
+        where = f"; {self.longest}" if self.longest else ""
+        return f"nothing found that would save more than {WORTH:.0%} of {self.judged}{where}"
 
     @property
     def causes(self) -> list[str]:

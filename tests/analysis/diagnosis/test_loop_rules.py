@@ -839,6 +839,24 @@ def test_end_of_an_iterator_made_for_one_step_belongs_to_the_wait() -> None:
     assert found.cause.startswith("70% of the step waits for the next batch, from a data loader whose iterator is made")
 
 
+def test_answer_without_a_cause_ends_with_the_line_of_most_time() -> None:
+    lines = [
+        inner("forward", 8, 0.015, method="gru"),
+        inner("forward", 8, 0.01, method="gru", phase="backward"),
+        inner("forward", 9, 0.02, method="linear"),
+        inner("", 20, 0.05, method="backward", phase="backward"),
+    ]
+    nothing = "nothing found that would save more than 5% of the step, judged by its timed phases alone"
+    answer = apply_rules(replace(loop({"inner_lines": lines}), judged="the step, judged by its timed phases alone"))
+    assert answer.nothing == f"{nothing}; 25% of the step is forward() at train.py:8, gru()"
+    short = [{**each, "time_s": 0.7 * each["time_s"]} for each in lines]
+    assert apply_rules(loop({"inner_lines": short})).longest == ""
+    assert apply_rules(loop({"inner_lines": [lines[0] | {"time_s": 0.03, "samples": 4}]})).longest == ""
+    assert apply_rules(loop({"inner_lines": [lines[0] | {"time_s": 0.03, "samples": 5, "function": ""}]})).longest == (
+        "30% of the step is train.py:8, gru()"
+    )
+
+
 def test_growth_without_a_name_has_a_general_remedy() -> None:
     (found,) = causes(loop({"growth": [growing("device memory", 1e9, 3e9)]}))
     assert "device memory grows by 38.1 MiB a step: 1.86 GiB in 50 steps: find what is kept" in found.sentence
