@@ -161,6 +161,24 @@ class RemadeOptimizersRow(TypedDict):
     state: str | None  # what it keeps for a parameter, such as "exp_avg, exp_avg_sq"
 
 
+class DoubleSoftmaxRow(TypedDict):
+    """Loss that applies a function to numbers that went through it already."""
+
+    function: str  # "softmax" or "sigmoid"
+    loss: str  # such as "cross_entropy"
+    passes: int  # observed backward passes with it
+    of_passes: int
+
+
+class UnregisteredRow(TypedDict):
+    """Parameters below the loss that no module and no optimizer holds, and that do not change."""
+
+    parameters: int
+    elements: int
+    largest: str  # shape of the largest one, such as `64 × 64`
+    passes: int  # observed backward passes that reach each of them
+
+
 class LearningRateRow(TypedDict):
     """Learning rates of an optimizer before the timed steps and after them; of several groups, the largest."""
 
@@ -361,6 +379,8 @@ REPEATED_FORWARD = Table("repeated_forward", RepeatedForwardRow, "forward repeat
 OUTCOME = Table("outcome", OutcomeRow, "outcome of the timed steps")
 UPDATES = Table("updates", UpdatesRow, "steps of the optimizers that were looked at")
 REMADE_OPTIMIZERS = Table("remade_optimizers", RemadeOptimizersRow, "optimizers that were made anew")
+DOUBLE_SOFTMAX = Table("double_softmax", DoubleSoftmaxRow, "softmax that is applied twice")
+UNREGISTERED = Table("unregistered", UnregisteredRow, "parameters that no module and no optimizer holds")
 LEARNING_RATES = Table("learning_rates", LearningRateRow, "learning rates")
 UNUSED_PASSES = Table("unused_passes", UnusedPassesRow, "backward passes without an optimizer step")
 UNUSED_GRADIENTS = Table("unused_gradients", UnusedGradientsRow, "gradients that no optimizer uses")

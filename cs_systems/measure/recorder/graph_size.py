@@ -153,6 +153,13 @@ def multiplied(roots: Any) -> set[int]:
     return found
 
 
+def through_views(node: Any) -> Any:
+    """Return the first node, from this one on, that does more than to hand on all elements; None without one."""
+    while node is not None and any(word in node.name() for word in _WHOLE):
+        node = node.next_functions[0][0]
+    return node
+
+
 SUMS = ("SumBackward", "MeanBackward", "NormBackward")
 ELEMENTWISE = ("SubBackward", "AddBackward", "MulBackward", "DivBackward")  # of two operands
 LARGER, LARGE = 8, 1 << 18  # ratio of a broadcast's elements to those before and after it, and its least elements

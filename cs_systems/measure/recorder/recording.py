@@ -27,6 +27,7 @@ from cs_systems.measure.recorder import _again, _result, hooks
 from cs_systems.measure.recorder.anomaly import Anomaly
 from cs_systems.measure.recorder.calls import Calls
 from cs_systems.measure.recorder.double import Double
+from cs_systems.measure.recorder.double_softmax import DoubleSoftmax
 from cs_systems.measure.recorder.energy import Energy
 from cs_systems.measure.recorder.hook_numbers import HookNumbers
 from cs_systems.measure.recorder.inputs import StepInputs, elements, sizes
@@ -46,6 +47,7 @@ from cs_systems.measure.recorder.subject import Subject
 from cs_systems.measure.recorder.threads import Threads
 from cs_systems.measure.recorder.tracker import Tracker
 from cs_systems.measure.recorder.training import Training
+from cs_systems.measure.recorder.unregistered import Unregistered
 from cs_systems.measure.recorder.versions import Updates
 from cs_systems.measure.recorder.watch import LEAST_SAMPLED, Watch
 from cs_systems.measure.recorder.writing import Writer, with_caveat
@@ -113,7 +115,7 @@ class Recording:
         every: list[Observer] = [
             self._watch, Training(of, hidden), HookNumbers(of, hidden), Double(of), Calls(), Passes(of), Anomaly(),
             ModuleCalls(tracker, hidden, lambda: self._probes.compilations()[0]), Threads(), self._outcome, Padding(),
-            RemadeOptimizers(), LearningRates(), SlowSettings(of), Energy(of),
+            RemadeOptimizers(), LearningRates(), DoubleSoftmax(), Unregistered(of), SlowSettings(of), Energy(of),
         ]  # fmt: skip
         if self._writer.meeting is not None:
             every.append(RankSteps(self._subject, tracker, self._writer.meeting, self._patience_s))

@@ -34,6 +34,7 @@ CAUSES = {
     "nan-loss": "the loss or the weights are NaN",
     "divergence": "the loss grows without bound",
     "gradients-not-cleared": "gradients of all steps add up, as zero_grad is missing",
+    "double-softmax": "the loss applies softmax or a sigmoid to numbers that went through it already",
     "lost-state": "what the optimizer keeps from step to step is thrown away",
     "padding": "most of each batch is padding",
     # work that is not needed

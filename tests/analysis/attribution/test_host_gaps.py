@@ -1,4 +1,4 @@
-"""What the host does while no kernel runs, and which of its calls wait, in traces made by hand."""
+"""Work of the host while no kernel runs, and its calls that wait, in traces made by hand."""
 
 from __future__ import annotations
 

@@ -90,6 +90,8 @@ DROPPED = {"optimizer": "Adam", "parameters": 14, "first": "Generator.net.0.weig
 AGAIN = {"steps": 4, "of_steps": 4, "passes": 8.0, "share": 0.75, "place": "train.py:30"}
 BROADCAST = {"shape": "192 × 192 × 128", "elements": 4_718_592, "from_elements": 49_152, "to_elements": 36_864}
 REMADE = {"optimizer": "Adam", "steps": 11, "made": 11, "state": "exp_avg, exp_avg_sq"}
+TWICE = {"function": "softmax", "loss": "cross_entropy", "passes": 10, "of_passes": 10}
+UNREGISTERED = {"parameters": 4, "elements": 8_320, "largest": "64 × 64", "passes": 10}
 RATE = {"optimizer": "SGD", "steps": 36, "largest": 0.02, "largest_after": 2e-7, "last": 2e-9, "observed_after": 10,
         "scheduler": "StepLR", "scheduled": 36}  # fmt: skip
 SETTING = {"setting": "fp16", "is_autocast": True, "layers": 8, "time_s": 0.05, "usual_s": 0.01}
@@ -249,6 +251,19 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         "smaller matrix; where one number is enough, compute it alone, such as the largest singular value by a power "
         "iteration (torch.nn.utils.parametrizations.spectral_norm); solve() in place of an inverse",
     ),
+    "double-softmax": (
+        loop({"double_softmax": [TWICE]}),
+        None,
+        "the loss applies softmax twice: cross_entropy takes logits, and its input went through softmax already, which "
+        "makes the gradients small: give cross_entropy the logits: leave softmax out of what the model returns",
+    ),
+    "unregistered-parameters": (
+        loop({"unregistered": [UNREGISTERED]}),
+        None,
+        "4 parameters, the largest 64 × 64, get gradients and are never trained: no module's parameters() and no "
+        "optimizer holds them: keep layers in nn.ModuleList or nn.ModuleDict in place of a Python list or dict, and "
+        "make the optimizer after them",
+    ),
     "lonely-collectives": (
         loop({"own_python": [own("average", 8, 0.03, "dist.all_reduce"), own("train", 9, 0.008)]}, other=0.038),
         0.063,
@@ -372,6 +387,16 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "decompositions: the nuclear norm": (
         {"inner_lines": [inner("nuclear", 8, 0.05, source="h.norm(2)")]},
         {"inner_lines": [inner("nuclear", 8, 0.05, source="torch.linalg.norm(h, ord='nuc')")]},
+    ),
+    "double-softmax: 2 passes": (
+        {"double_softmax": [TWICE | {"passes": 1, "of_passes": 1}]},
+        {"double_softmax": [TWICE | {"passes": 2, "of_passes": 2}]},
+    ),
+    "double-softmax: more than half of the passes": (
+        {"double_softmax": [TWICE | {"passes": 5}]}, {"double_softmax": [TWICE | {"passes": 6}]},
+    ),
+    "unregistered-parameters: 3 passes": (
+        {"unregistered": [UNREGISTERED | {"passes": 2}]}, {"unregistered": [UNREGISTERED | {"passes": 3}]},
     ),
     "lonely-collectives: a tenth of the step": (
         {"own_python": [own("average", 8, 0.0099, "dist.all_reduce")]},

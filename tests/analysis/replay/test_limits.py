@@ -557,7 +557,7 @@ def _expected(answer: Expected | Refusal) -> Expected:
 
 
 def test_range_holds_the_ratios_of_most_steps() -> None:
-    """Of eleven steps the second and the last but one."""
+    """The range of eleven steps ends at the second and the last but one."""
     program = [
         one
         for n in range(12)

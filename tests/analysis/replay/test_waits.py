@@ -1,4 +1,4 @@
-"""What a call or a kernel waits for, from the times of calls and kernels, and from what the file names."""
+"""Waits of calls and kernels, by their times and by what the file names."""
 
 from __future__ import annotations
 

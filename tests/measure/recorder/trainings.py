@@ -58,6 +58,45 @@ def rate_divided_in_each_step() -> Step:
     return step
 
 
+def softmax_before_cross_entropy() -> Step:
+    model = nn.Sequential(net(), nn.Softmax(1))
+    optimizer = AdamW(model.parameters())
+    return lambda: update(optimizer, loss_of(model))
+
+
+def sigmoid_before_a_loss_of_logits() -> Step:
+    model = net(outputs=1)
+    optimizer = AdamW(model.parameters())
+
+    def step() -> None:
+        inputs, labels = batch()
+        chance = model(inputs).sigmoid().squeeze(1)
+        update(optimizer, functional.binary_cross_entropy_with_logits(chance, (labels > 1).float()))
+
+    return step
+
+
+class InList(nn.Module):
+    """Model with layers in a Python list, which parameters() does not find."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 24)
+        self.layers = [nn.Linear(24, 24), nn.Linear(24, 4)]
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.first(inputs).relu()
+        for layer in self.layers:
+            hidden = layer(hidden.relu())
+        return hidden
+
+
+def layers_in_a_list() -> Step:
+    model = InList()
+    optimizer = AdamW(model.parameters())
+    return lambda: update(optimizer, loss_of(model))
+
+
 def optimizer_made_anew(*, is_kept: bool) -> Step:
     model, made = net(), list[AdamW]()
 
@@ -201,6 +240,35 @@ def penalty_on_all_rows_of_a_table() -> Step:
     def step() -> None:
         loss = table(torch.randint(12_000, (200,))).square().mean()
         update(optimizer, loss + 1e-6 * table.weight.square().sum())
+
+    return step
+
+
+def attention_and_a_loss_of_its_own() -> Step:
+    """Train with softmax inside the model, a loss over its weights, and the usual one over logits."""
+    model, scores = net(), nn.Linear(8, 8)
+    optimizer = AdamW([*model.parameters(), *scores.parameters()])
+
+    def step() -> None:
+        inputs, labels = batch()
+        weights = scores(inputs).softmax(1)
+        loss = functional.cross_entropy(model(weights * inputs), labels)
+        update(optimizer, loss + 0.1 * (weights * weights.log()).sum(1).mean())
+
+    return step
+
+
+def own_updates_of_layers_in_a_list() -> Step:
+    model = InList()
+    optimizer = AdamW(model.parameters())
+
+    def step() -> None:
+        update(optimizer, loss_of(model))
+        with torch.no_grad():
+            for parameter in (p for layer in model.layers for p in layer.parameters()):
+                assert parameter.grad is not None
+                parameter -= 0.01 * parameter.grad
+                parameter.grad = None
 
     return step
 
@@ -396,6 +464,9 @@ FAULTS: dict[str, tuple[Callable[[], Step], str]] = {  # name → (the loop, the
     "rounded_away": (rounded_away, "no-update"),
     "steps_of_a_third": (steps_of_a_third, "unused-passes"),
     "diverging": (diverging, "divergence"),
+    "softmax_before_cross_entropy": (softmax_before_cross_entropy, "double-softmax"),
+    "sigmoid_before_a_loss_of_logits": (sigmoid_before_a_loss_of_logits, "double-softmax"),
+    "layers_in_a_list": (layers_in_a_list, "unregistered-parameters"),
     "rate_divided_in_each_step": (rate_divided_in_each_step, "vanishing-rate"),
     "optimizer_made_anew": (lambda: optimizer_made_anew(is_kept=False), "remade-optimizers"),
     "optimizer_made_anew_and_kept": (lambda: optimizer_made_anew(is_kept=True), "remade-optimizers"),
@@ -856,6 +927,8 @@ SOUND: dict[str, Callable[[], Step]] = {
     "low_rank_adapters": low_rank_adapters,
     "other_optimizer_of_the_same_parameters": other_optimizer_of_the_same_parameters,
     "short_cycle_of_the_rate": short_cycle_of_the_rate,
+    "attention_and_a_loss_of_its_own": attention_and_a_loss_of_its_own,
+    "own_updates_of_layers_in_a_list": own_updates_of_layers_in_a_list,
     "frozen_backbone": frozen_backbone,
     "linear_of_which_few_rows_are_used": linear_of_which_few_rows_are_used,
     "penalty_on_a_table_of_which_all_rows_are_used": penalty_on_a_table_of_which_all_rows_are_used,
