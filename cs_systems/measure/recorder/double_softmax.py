@@ -8,6 +8,7 @@ from cs_systems.analysis.comparison.loop_findings import DOUBLE_SOFTMAX, DoubleS
 from cs_systems.measure.recorder.graph_size import nodes_below, through_views
 from cs_systems.measure.recorder.observers import FewSteps
 
+MOST_PASSES = 6  # a graph of thousands of nodes takes some milliseconds
 # node of a loss that applies the function itself → that function's node, its name, and the loss
 _TWICE = {
     "LogSoftmaxBackward0": ("SoftmaxBackward0", "softmax", "cross_entropy"),
@@ -30,6 +31,8 @@ class DoubleSoftmax(FewSteps):
         self._found: dict[str, DoubleSoftmaxRow] = {}
 
     def look_before_backward(self, roots: Any) -> None:
+        if self._passes >= MOST_PASSES:
+            return
         self._passes += 1
         for function, loss in {found for node in nodes_below(roots) if (found := _twice(node))}:
             row = self._found.setdefault(loss, {"function": function, "loss": loss, "passes": 0, "of_passes": 0})

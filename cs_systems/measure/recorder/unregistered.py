@@ -16,6 +16,8 @@ from cs_systems.measure.recorder.graph_size import leaves_below
 from cs_systems.measure.recorder.observers import FewSteps
 from cs_systems.measure.recorder.subject import Subject
 
+MOST_PASSES = 6  # a graph of thousands of nodes takes some milliseconds
+
 
 class _Seen:
     """Parameter with some of its values when it was first seen, and the number of passes that reached it."""
@@ -42,7 +44,7 @@ class Unregistered(FewSteps):
         self._seen: dict[int, _Seen] = {}
 
     def look_before_backward(self, roots: Any) -> None:
-        if self._subject.world_size > 1:  # a strategy may replace parameters, such as by shards
+        if self._passes >= MOST_PASSES or self._subject.world_size > 1:  # a strategy may replace parameters by shards
             return
         self._passes += 1
         known = self._known(self._subject.optimizers)
