@@ -37,8 +37,8 @@ def rows_of(made: Made, **known: object) -> dict[str, HostGapRow]:
 
 def test_work_of_the_host_is_looked_up_at_nine_times_of_each_stretch() -> None:
     made = idle_twice()
-    made.function("train.py(88): evaluate", 2.0, 4.2)  # five of nine times from 2 to 6
-    made.function("torch/nn/modules/module.py(5): _call_impl", 2.0, 4.1)
+    made.function("train.py(88): evaluate", 2.0, 4.05)  # five of nine times from 2 to 6
+    made.function("torch/nn/modules/module.py(5): _call_impl", 2.0, 4.0)
     made.function("train.py(3): save", 7.0, 8.6)  # five of nine times from 7 to 10, of which 2 s are idle
     rows = rows_of(made)
     expected = {
