@@ -82,6 +82,6 @@ def _runs(segment: Ints, multiplies: Bools, function: Ints) -> Ints:
     np.maximum.at(high, mine, function)
     is_trial = (low == high) & (np.bincount(mine, ~multiplies, len(codes)) == 0)
     follows = np.zeros(len(codes), bool)
-    follows[1:] = is_trial[1:] & is_trial[:-1] & (np.diff(codes) == 1)
+    follows[1:] = is_trial[:-1] & (np.diff(codes) == 1)
     run = np.cumsum(~follows)
     return np.where(is_trial[mine], run[mine], UNKNOWN)

@@ -84,6 +84,7 @@ def test_waits_are_counted_by_call_and_by_the_operator_and_range_around_it() -> 
     made.operator("aten::last", 9.5, 9.75)
     made.range("outer", 2.0, 5.0)
     made.range("clip", 2.25, 4.75)
+    made.range("wait", 7.0, 9.5)
     made.function("train.py(9): log", 5.0, 6.0)
     made.function("train.py(12): format", 5.125, 5.875)
     for name, begin, end in (
@@ -92,6 +93,7 @@ def test_waits_are_counted_by_call_and_by_the_operator_and_range_around_it() -> 
         ("cudaStreamSynchronize", 5.25, 5.75),
         ("cudaDeviceSynchronize", 7.25, 9.25),
         ("cudaMalloc", 9.3, 9.4),
+        ("cudaEventSynchronize", 10.5, 10.625),
         ("cudaDeviceSynchronize", 11.5, 12.0),  # outside of the steps
     ):
         made.call(name, begin, end)
@@ -99,7 +101,8 @@ def test_waits_are_counted_by_call_and_by_the_operator_and_range_around_it() -> 
         (row["call"], row["within"], row["calls_per_step"], row["time_s"]) for row in wait_rows(made.trace(), STEPS)
     ]
     assert rows == [
-        ("cudaDeviceSynchronize", "", 0.5, 1.0),
+        ("cudaDeviceSynchronize", "wait", 0.5, 1.0),
         ("cudaStreamSynchronize", "aten::item in clip", 1.0, 1.0625 / 2),
         ("cudaStreamSynchronize", "format() at train.py:12", 0.5, 0.25),
+        ("cudaEventSynchronize", "", 0.5, 0.0625),
     ]

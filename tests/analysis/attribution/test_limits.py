@@ -10,14 +10,18 @@ import pytest
 from cs_systems.analysis.attribution.distribution import _early
 from cs_systems.analysis.attribution.gaps import SILENT_S, silences
 from cs_systems.analysis.attribution.host_gaps import host_gap_rows
+from cs_systems.analysis.attribution.inferred_phases import inferred
 from cs_systems.analysis.attribution.kernel_families import scores_of_attention
 from cs_systems.analysis.attribution.tables import _unsplit_backward
 from cs_systems.analysis.attribution.timeline import _longest
 from cs_systems.analysis.attribution.usual_steps import usual_steps
+from cs_systems.config import Phase
+from cs_systems.core.range_names import COMMUNICATION
 from cs_systems.readers.forms.columns import Range
 from tests.analysis.attribution.made import ADD, PRODUCT, Made
 
 TICK_S = 2.0**-10
+REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 
 @pytest.mark.parametrize(("ticks", "accesses"), [(1, False), (2, True), (3, True)])
@@ -85,3 +89,14 @@ def test_backward_of_which_half_is_in_no_layer_is_not_split(ticks: int, is_told:
 def test_longest_ranges_are_drawn_none_of_several_that_last_as_long(most: int, drawn: list[int]) -> None:
     ranges = [Range("a", 1.0, 1.0 + lasts, 1) for lasts in (1, 3, 2, 2)]
     assert [one.end_s - one.start_s for one in _longest(ranges, most)] == drawn
+
+
+@pytest.mark.parametrize(("name", "phase"), [(PRODUCT, Phase.FORWARD), (ADD, Phase.FORWARD), (REDUCE, COMMUNICATION)])
+def test_collective_after_a_forward_kernel_is_of_forward(name: str, phase: str) -> None:
+    made = Made()
+    for number, kernel in enumerate((name, REDUCE, PRODUCT)):
+        made.kernel(kernel, number, number + 0.5)
+    made.operator("aten::mm", 0.0, 0.25)
+    made.operator("MmBackward0", 2.0, 2.25)
+    found = inferred(made.trace(), None)
+    assert [next(of for of, own in found.items() if own[k]) for k in (1, 2)] == [phase, Phase.BACKWARD]
