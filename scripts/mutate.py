@@ -455,8 +455,12 @@ def _run_again(path: str, code: types.CodeType | None = None) -> None:
         for local, value in [*vars(other).items()]:
             if id(value) in by_id:
                 setattr(other, local, by_id[id(value)])
-            elif local in made and made[local][0] == value and type(value) in (int, float, str):
+            elif type(value) in (int, float, str) and local in made and _equal(made[local][0], value):
                 setattr(other, local, made[local][1])
+
+
+def _equal(one: object, other: object) -> bool:
+    return type(one) is type(other) and one == other
 
 
 def _forked(work: Callable[[], str], limit_s: float) -> str | None:
