@@ -73,6 +73,37 @@ def test_work_of_a_step_may_end_after_the_next_step_launched(number: int) -> Non
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("late_s", "in_time"), [(0.25, True), (0.375, False)])
+def test_gather_may_be_late_by_a_twentieth_of_its_duration(late_s: float, in_time: bool) -> None:
+    made = Made()
+    made.range("step", 0.0, 10.0)
+    made.kernel(PRODUCT, 0.0, 6.0 - late_s)
+    made.kernel(GATHER, 1.0, 6.0, stream=20)
+    trace = made.trace()
+    (row,) = gathers(trace, streams(trace)[0], layers=1)
+    assert (row["rank"], row["late_s"], row["in_time"], row["layer"]) == (0, late_s, in_time, None)
+
+
+def test_gather_launched_as_forward_ends_is_of_backward() -> None:
+    made = Made()
+    for name, begin_s in (("step", 0.0), ("forward", 0.0), ("backward", 1.0)):
+        made.range(name, begin_s, 2.0 if name == "step" else begin_s + 1)
+    made.kernel(PRODUCT, 0.0, 1.0)
+    made.kernel(GATHER, 1.25, 1.5, 1.0, stream=20)
+    trace = made.trace()
+    assert [row["phase"] for row in gathers(trace, streams(trace)[0], layers=None)] == ["backward"]
+
+
+def test_gathers_of_each_phase_have_their_own_usual_size(tmp_path: Path) -> None:
+    events = [event("user_annotation", name, start, 90) for name, start in (("forward", 5), ("backward", 100))]
+    events += [event("user_annotation", "step", 0, 200), *kernel("sm90_gemm", 10, 180, 1, 7)]
+    for number, (start, elements) in enumerate([(10, 64), (20, 64), (110, 32), (120, 32), (130, 64)], 11):
+        events += gather(start, 5, number, elements)
+    found = read(write(tmp_path / "t.json", events))
+    rows = gathers(found, streams(found)[0], layers=2)
+    assert [row["layer"] for row in rows] == ["block 0", "block 1", "block 1", "block 0", None]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("strategy", ["fsdp", "torch_fsdp2"])
 def test_gathers_of_each_block_are_found_on_two_gpus(strategy: str) -> None:

@@ -415,3 +415,9 @@ def test_runs_that_a_compiler_could_fuse_keep_their_longest_kernel() -> None:
         made.kernel(add, begin + 8, begin + 9)  # the next step begins with such a kernel
         made.range("step", begin, begin + 10)
     assert fusable_runs(made.profile("step")) == {"fusable_per_step": 2.0, "time_s": 4.0, "saved_s": 1.0}
+
+
+def test_products_alone_cannot_be_fused() -> None:
+    made = Made()
+    made.kernel(PRODUCT, 0.0, 1.0)
+    assert fusable_runs(made.profile()) == {"fusable_per_step": 0.0, "time_s": 0.0, "saved_s": 0.0}
