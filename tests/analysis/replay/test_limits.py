@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-import cs_systems.analysis.replay.clean as usual_clean
 from cs_systems.analysis.attribution.gaps import SILENT_S
 from cs_systems.analysis.replay import (
     COLD_S,
@@ -306,11 +305,13 @@ def test_usual_slowdown_is_taken_out_of_launches_alone(
     inflation: Inflation | str, segment_us: float, work_us: float, expected_us: tuple[float, float]
 ) -> None:
     made, part = of()
-    if isinstance(inflation, str):
-        inflation = usual_clean.INFLATIONS[inflation]
     count, own = len(part.graph.previous), launches(part)
     given = {"segment": np.full(count, segment_us * US), "work": np.full(count, work_us * US)}
-    costs = by_usual(subject(made, **given), inflation)
+    if isinstance(inflation, str):  # of this profiler
+        recorded = with_graph(made, costs=replace(part.graph.costs, **given))
+        (costs,) = replace(recorded, trace=replace(made.trace, profiler=inflation))._usual
+    else:
+        costs = by_usual(subject(made, **given), inflation)
     for name, found_us in zip(given, expected_us, strict=True):
         assert getattr(costs, name)[own] == pytest.approx(found_us * US)
         assert getattr(costs, name)[~own].tolist() == given[name][~own].tolist()

@@ -141,7 +141,7 @@ def test_second_copy_of_the_steps_has_the_edges_of_the_first(step: Sequence[obje
     (part,) = replayed(trace, steps).parts
     calls, ran, early = len(part.graph.previous), len(part.graph.before), int(part.graph.first[0])
     waits = part.graph.waits
-    waits = waits._replace(awaited={**waits.awaited, calls - 1: [early]}, depends={**waits.depends, early + 3: [early]})
+    waits = waits._replace(awaited={**waits.awaited, calls - 1: [early]}, depends={**waits.depends, early: [early - 1]})
     graph = replace(part.graph, waits=waits)
     twice, costs = repeated(graph), twice_costs(graph, graph.costs)
     r, both = graph.recorded, twice.recorded
