@@ -242,6 +242,38 @@ class RepeatedModulesRow(TypedDict):
     place: str | None  # the program's line with most of the time
 
 
+class OneHotRow(TypedDict):
+    """Linear layer that multiplies rows of which hardly any number differs from 0, in a step on average."""
+
+    module: str  # its name in the model, such as `Net.encoder.0`
+    width: int  # numbers in a row
+    nonzeros: int  # most numbers of a row that are not 0
+    is_ones: bool  # they are all 1
+    rows: int
+    steps: int  # observed steps with such rows alone
+    of_steps: int
+    time_s: float  # forward
+    share: float  # of the time in all modules
+    backward_ratio: float  # time of the product that backward computes for the weight, in times of forward's
+    elements_share: float  # share of the weight in the elements of all optimizers
+    function: str | None  # own function that calls the layer
+    place: str | None
+
+
+class SamplesAsTimeRow(TypedDict):
+    """Recurrent layer without batch_first whose input has the samples of the batch where it expects steps of time."""
+
+    module: str  # its name in the model, such as `Net.gru`
+    kind: str  # its class
+    samples: int
+    length: int
+    width: int
+    evidence: str  # "a shuffled data loader" or "the last state along dimension 1"
+    steps: int
+    of_steps: int
+    place: str | None
+
+
 class DroppedGradientsRow(TypedDict):
     """Gradients of an optimizer that backward passes for another one compute, and that are cleared before its step.
 
@@ -387,6 +419,8 @@ UNUSED_GRADIENTS = Table("unused_gradients", UnusedGradientsRow, "gradients that
 DENSE_GRADIENTS = Table("dense_gradients", DenseGradientsRow, "tables of which a step uses few rows")
 REPEATED_CALLS = Table("repeated_calls", RepeatedCallsRow, "calls of a model with the same input")
 REPEATED_MODULES = Table("repeated_modules", RepeatedModulesRow, "calls of modules that compute a result again")
+ONE_HOT = Table("one_hot_products", OneHotRow, "linear layers that multiply one-hot rows")
+SAMPLES_AS_TIME = Table("samples_as_time", SamplesAsTimeRow, "recurrent layers that walk over the samples of a batch")
 DROPPED_GRADIENTS = Table(
     "dropped_gradients", DroppedGradientsRow, "gradients that are cleared before their optimizer's step"
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -158,6 +159,13 @@ def through_views(node: Any) -> Any:
     while node is not None and any(word in node.name() for word in _WHOLE):
         node = node.next_functions[0][0]
     return node
+
+
+def uses_of_leaves(roots: Any) -> Counter[int]:
+    """Return how often operators below the roots of a backward pass use each leaf, by its `id`."""
+    following = (each for node in nodes_below(roots) for each, _ in node.next_functions if each is not None)
+    leaves = (getattr(each, "variable", None) for each in following)
+    return Counter(id(leaf) for leaf in leaves if leaf is not None)
 
 
 SUMS = ("SumBackward", "MeanBackward", "NormBackward")

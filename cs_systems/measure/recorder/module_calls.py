@@ -9,6 +9,8 @@ forward.
 Nothing is compared on a GPU, where each comparison would wait for the device, or in a process that compiles: code
 compiled in these steps could keep the replaced call. No hook is installed, on a module or globally: guards of compiled
 code check hooks, and torch.compile warns of global ones.
+
+Other observers can see the same calls: the call of modules is replaced once for all of them.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from cs_systems.instrument.compiler import Observation, is_tracing
 from cs_systems.measure.recorder import hooks
 from cs_systems.measure.recorder.gradients import some_values
 from cs_systems.measure.recorder.guard import as_guest
-from cs_systems.measure.recorder.observers import FewSteps, Hidden, Period, is_profiled
+from cs_systems.measure.recorder.observers import FewSteps, Hidden, Observer, Period, is_profiled
 from cs_systems.measure.recorder.phases import BACKWARD, OPTIMIZER
 from cs_systems.measure.recorder.stacks import Line, own_lines, place_of
 from cs_systems.measure.recorder.tracker import Tracker
@@ -69,12 +71,50 @@ class _Repeat(NamedTuple):
     recorded_s: float
 
 
+class SeenCall(NamedTuple):
+    """Call of a module that has just ended.
+
+    Attributes:
+        inputs: its positional and named arguments.
+        time_s: its time without this package's own work; inner_s: that of the calls inside it.
+        begin_s: when it began, by `time.perf_counter`; calls inside it began later.
+        outermost: the module of the outermost open call, which may be this one.
+        is_outermost: no other call is open around it.
+    """
+
+    module: nn.Module
+    inputs: tuple[tuple[Any, ...], dict[str, Any]]
+    result: Any
+    begin_s: float
+    time_s: float
+    inner_s: float
+    outermost: nn.Module
+    is_outermost: bool
+
+    def named(self) -> str:
+        """Return the module's name within the outermost one, such as `Net.encoder.0`, or its class."""
+        names = (name for name, module in self.outermost.named_modules() if module is self.module and name)
+        inner = next(names, None)
+        return f"{type(self.outermost).__name__}.{inner}" if inner else type(self.module).__name__
+
+
+class CallObserver(Observer):
+    """Observer of the calls that `ModuleCalls` sees, in its steps; it makes its methods `as_guest`."""
+
+    def call_seen(self, call: SeenCall) -> None:
+        """Look at a call of a module, hidden from the program's modes."""
+
+    def step_seen(self, modules_s: float) -> None:
+        """Note the end of a step with whole calls, and the time of all its modules."""
+
+
 @dataclass
 class _Frame:
     """Open call of a module, with the time of our own work and of the calls inside it."""
 
     module: nn.Module | None
     key: Hashable | None
+    inputs: Any = ()
     begin_s: float = 0.0
     own_s: float = 0.0
     inner_s: float = 0.0
@@ -92,11 +132,15 @@ class _Frame:
 class ModuleCalls(FewSteps):
     """Observer of all calls of modules in a few warm-up steps.
 
-    hidden: context for looks. compilations: the number of compilations of this process so far.
+    hidden: context for looks. compilations: the number of compilations of this process so far. others: observers that
+    see the same calls.
     """
 
-    def __init__(self, tracker: Tracker, hidden: Hidden, compilations: Callable[[], int]) -> None:
+    def __init__(
+        self, tracker: Tracker, hidden: Hidden, compilations: Callable[[], int], others: Sequence[CallObserver] = ()
+    ) -> None:
         super().__init__()
+        self._others = others
         self._tracker, self._hidden, self._compilations = tracker, hidden, compilations
         self._installed: Observation | None = None
         self.restart()
@@ -151,6 +195,8 @@ class ModuleCalls(FewSteps):
         is_whole = self._is_within_limits() and self._may_look()
         if self._count and is_whole:
             self._steps.append(self._open[0])
+            for each in self._seeing():
+                each.step_seen(self._open[0].inner_s)
         self._start()
         if len(self._steps) >= MOST_STEPS or not is_whole:
             self.stop_looking()
@@ -171,7 +217,7 @@ class ModuleCalls(FewSteps):
             return
         began_s = time.perf_counter()
         with self._hidden():
-            frame = _Frame(module, self._key(module, inputs))
+            frame = _Frame(module, self._key(module, inputs), inputs)
         self._count += 1
         frame.begin_s = time.perf_counter()
         self._add_own(frame.begin_s - began_s)
@@ -189,13 +235,25 @@ class ModuleCalls(FewSteps):
         lasted_s = max(0.0, ended_s - frame.begin_s - frame.own_s)
         if torch.is_grad_enabled() and any(each.requires_grad for each in tensors_in(result)):
             frame.recorded_s += max(0.0, lasted_s - frame.inner_s)
+        seen = self._seen(frame, module, result, lasted_s)
         with self._hidden():
             repeats = self._is_repeat(frame, result)
+            for each in self._seeing():
+                each.call_seen(seen)
         if repeats:
             line = own_lines(sys._getframe(1))[1]
             frame.repeats = [_Repeat(type(module).__name__, line, lasted_s, frame.recorded_s)]
         self._open[-1].add(frame, lasted_s)
         self._add_own(time.perf_counter() - ended_s)
+
+    def _seeing(self) -> Iterator[CallObserver]:
+        return (each for each in self._others if each.failure is None)
+
+    def _seen(self, frame: _Frame, module: nn.Module, result: Any, lasted_s: float) -> SeenCall:
+        """Return the call that has ended, after its frame was removed."""
+        outer = next((each.module for each in self._open if each.module is not None), None)
+        inputs, outermost = frame.inputs, outer if outer is not None else module
+        return SeenCall(module, inputs, result, frame.begin_s, lasted_s, frame.inner_s, outermost, outer is None)
 
     def _add_own(self, own_s: float) -> None:
         self._own_s += own_s

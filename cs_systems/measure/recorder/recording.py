@@ -34,6 +34,7 @@ from cs_systems.measure.recorder.inputs import StepInputs, elements, sizes
 from cs_systems.measure.recorder.learning_rates import LearningRates
 from cs_systems.measure.recorder.module_calls import ModuleCalls
 from cs_systems.measure.recorder.observers import Observer, Observers, hiding
+from cs_systems.measure.recorder.one_hot import OneHot
 from cs_systems.measure.recorder.outcome import Outcome
 from cs_systems.measure.recorder.own_tools import OwnTools
 from cs_systems.measure.recorder.padding import Padding
@@ -41,6 +42,7 @@ from cs_systems.measure.recorder.passes import Passes
 from cs_systems.measure.recorder.phases import Moment
 from cs_systems.measure.recorder.rank_steps import RankSteps
 from cs_systems.measure.recorder.remade_optimizers import RemadeOptimizers
+from cs_systems.measure.recorder.samples_as_time import SamplesAsTime
 from cs_systems.measure.recorder.slow_settings import SlowSettings
 from cs_systems.measure.recorder.stages import PROFILES, Stage, Taken
 from cs_systems.measure.recorder.subject import Subject
@@ -112,10 +114,12 @@ class Recording:
         hidden = hiding(tracker.unobserved, nullcontext if device.is_cuda else self._watch.own_time)
         self._outcome = Outcome(lambda optimizer: tracker.observers.update_skipped(optimizer))
         of = self._subject
+        of_calls = OneHot(of), SamplesAsTime()
         every: list[Observer] = [
             self._watch, Training(of, hidden), HookNumbers(of, hidden), Double(of), Calls(), Passes(of), Anomaly(),
-            ModuleCalls(tracker, hidden, lambda: self._probes.compilations()[0]), Threads(), self._outcome, Padding(),
-            RemadeOptimizers(), LearningRates(), DoubleSoftmax(), Unregistered(of), SlowSettings(of), Energy(of),
+            ModuleCalls(tracker, hidden, lambda: self._probes.compilations()[0], of_calls), *of_calls, Threads(),
+            self._outcome, Padding(), RemadeOptimizers(), LearningRates(), DoubleSoftmax(), Unregistered(of),
+            SlowSettings(of), Energy(of),
         ]  # fmt: skip
         if self._writer.meeting is not None:
             every.append(RankSteps(self._subject, tracker, self._writer.meeting, self._patience_s))

@@ -95,6 +95,13 @@ UNREGISTERED = {"parameters": 4, "elements": 8_320, "largest": "64 × 64", "pass
 RATE = {"optimizer": "SGD", "steps": 36, "largest": 0.02, "largest_after": 2e-7, "last": 2e-9, "observed_after": 10,
         "scheduler": "StepLR", "scheduled": 36}  # fmt: skip
 SETTING = {"setting": "fp16", "is_autocast": True, "layers": 8, "time_s": 0.05, "usual_s": 0.01}
+ONE_HOT = {"module": "Net.first", "width": 3_000, "nonzeros": 1, "is_ones": True, "rows": 300, "steps": 3,
+           "of_steps": 3, "time_s": 0.01, "share": 0.5, "backward_ratio": 1.5, "elements_share": 0.5,
+           "function": "Net.forward", "place": "train.py:9"}  # fmt: skip
+MADE = [inner("Net.forward", 8, 0.006, method="one_hot", source="x = F.one_hot(items, n).float()"),
+        inner("Net.forward", 8, 0.004, method="float", source="x = F.one_hot(items, n).float()")]  # fmt: skip
+WALK = {"module": "Net.gru", "kind": "GRU", "samples": 64, "length": 20, "width": 12,
+        "evidence": "a shuffled data loader", "steps": 3, "of_steps": 3, "place": "train.py:8"}  # fmt: skip
 PASSES = {"passes": 36, "unused": 24}
 UNHELD = {"parameters": 16, "elements": 999, "share": 0.5, "first": "Net.a.weight"}
 ANOMALY = {"passes": 20, "with_detection": 20}
@@ -190,6 +197,22 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         "40% of the step is the optimizer, with 90% of its elements in Net.items.weight, of which a step uses 2,000 of "
         "150,000 rows: nn.Embedding(sparse=True) with SparseAdam or SGD for this table, which update the used rows "
         "alone",
+    ),
+    "one-hot-products": (
+        loop({"one_hot_products": [ONE_HOT], "inner_lines": MADE}, optimizer=0.02),
+        None,
+        "about 44% of the step goes into one-hot rows: Net.first (nn.Linear) multiplies rows of 3,000 numbers of which "
+        "1 is not 0 (25%), they are made at train.py:8 (10%), and the optimizer updates the part of its weight that no "
+        "row uses (9%) (train.py:9): look the rows of its weight up: nn.Embedding in place of nn.Linear, with the "
+        "indices in place of the vectors; sparse=True, with SGD, Adagrad or SparseAdam, limits the gradient and the "
+        "update to the used rows",
+    ),
+    "samples-as-time": (
+        loop({"samples_as_time": [WALK]}),
+        None,
+        "Net.gru (nn.GRU) walks over the 64 samples of a batch as if they were steps of time, and mixes them: "
+        "batch_first is False, and its input is 64 × 20 × 12 (train.py:8): nn.GRU(..., batch_first=True), or transpose "
+        "its input and its result",
     ),
     "written-tensors": (
         loop({"inner_lines": [inner("Net.forward", 8, 0.02, source='log.debug(f"scores {w}")')]}),
@@ -423,6 +446,40 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"slow_settings": [SETTING | {"time_s": 0.0699, "usual_s": 0.05}]},
         {"slow_settings": [SETTING | {"time_s": 0.0701, "usual_s": 0.05}]},
     ),
+    "one-hot-products: a tenth of the step": (
+        {"one_hot_products": [ONE_HOT | {"time_s": 0.0039, "elements_share": 0.0}]},
+        {"one_hot_products": [ONE_HOT | {"time_s": 0.0041, "elements_share": 0.0}]},
+    ),
+    "one-hot-products: by the share of forward": (
+        {"one_hot_products": [ONE_HOT | {"share": 0.1, "elements_share": 0.0}]},
+        {"one_hot_products": [ONE_HOT | {"share": 0.13, "elements_share": 0.0}]},
+    ),
+    "one-hot-products: in each step": (
+        {"one_hot_products": [ONE_HOT | {"of_steps": 4}]}, {"one_hot_products": [ONE_HOT]},
+    ),
+    "one-hot-products: 2 steps": (
+        {"one_hot_products": [ONE_HOT | {"steps": 1, "of_steps": 1}]},
+        {"one_hot_products": [ONE_HOT | {"steps": 2, "of_steps": 2}]},
+    ),
+    "one-hot-products: made in the function that calls the layer": (
+        {"one_hot_products": [ONE_HOT | {"time_s": 0.002, "function": "other"}], "inner_lines": MADE},
+        {"one_hot_products": [ONE_HOT | {"time_s": 0.002}], "inner_lines": MADE},
+    ),
+    "one-hot-products: made at one line": (
+        {
+            "one_hot_products": [ONE_HOT | {"time_s": 0.002}],
+            "inner_lines": [MADE[0], MADE[1] | {"place": "train.py:7"}],
+        },
+        {"one_hot_products": [ONE_HOT | {"time_s": 0.002}], "inner_lines": MADE},
+    ),
+    "samples-as-time: 2 steps": (
+        {"samples_as_time": [WALK | {"steps": 1, "of_steps": 1}]},
+        {"samples_as_time": [WALK | {"steps": 2, "of_steps": 2}]},
+    ),
+    "samples-as-time: more than half of the steps": (
+        {"samples_as_time": [WALK | {"steps": 2, "of_steps": 4}]},
+        {"samples_as_time": [WALK | {"steps": 2, "of_steps": 3}]},
+    ),
     "repeated-backward: half of the steps": (
         {"repeated_backward": [AGAIN | {"of_steps": 9}]}, {"repeated_backward": [AGAIN | {"of_steps": 8}]},
     ),
@@ -564,6 +621,23 @@ def test_tracing_of_allocations_comes_before_the_own_python_that_it_slows() -> N
     waits = loop({"own_tools": [row], "own_python": [own("wait", 8, 0.04, "time.sleep")]}, other=0.04)
     assert [each.code for each in causes(waits)] == ["own-python"]
     assert not causes(loop({"own_tools": [row]})), "nothing in the step makes many Python objects"
+
+
+@pytest.mark.parametrize(
+    ("known", "words", "remedy"),
+    [({"nonzeros": 9}, "in the 3 steps that were looked at, at most 9 are not 0", "with the indices in place of the "
+      "vectors"),
+     ({"nonzeros": 9, "is_ones": False}, "at most 9 are not 0", "and their values as per_sample_weights"),
+     ({"is_ones": False}, "at most 1 is not 0", "and their values as per_sample_weights")],
+)  # fmt: skip
+def test_rows_with_several_numbers_are_looked_up_in_an_embedding_bag(
+    known: dict[str, Any], words: str, remedy: str
+) -> None:
+    (found,) = causes(loop({"one_hot_products": [ONE_HOT | {"elements_share": 0.0} | known]}))
+    assert "goes into rows of zeros with a few other numbers: Net.first (nn.Linear) multiplies rows" in found.cause
+    assert words in found.cause
+    assert found.remedy.startswith('look the rows of its weight up: nn.EmbeddingBag(mode="sum")')
+    assert found.remedy.endswith(remedy)
 
 
 def test_repeated_call_with_a_used_result_is_reported_with_the_same_result() -> None:

@@ -25,6 +25,7 @@ from tests.measure.recorder.trainings import FAULTS, SOUND, Step, forget_compila
 CODES = {code for _, code in FAULTS.values()} | {"double-precision", "own-tools"}
 WRONG = {
     "remade-optimizers",
+    "samples-as-time",
     "gradients-not-cleared",
     "no-update",
     "unused-passes",

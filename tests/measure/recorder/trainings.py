@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
 
 Step = Callable[[], None]
 
@@ -453,6 +454,115 @@ def perceptual(call: Callable[[nn.Sequential, int, Tensor], Tensor], depths: tup
     return step
 
 
+def rows_into_a_linear(
+    make: Callable[[], Tensor], call: Callable[[nn.Linear, Tensor], Tensor] | None = None, width: int = 2000
+) -> Step:
+    """Train a network that begins with a linear layer of this width."""
+    torch.manual_seed(0)
+    first, head = nn.Linear(width, 32), nn.Linear(32, 4)
+    optimizer = SGD([*first.parameters(), *head.parameters()], 0.1)
+    project = call or (lambda layer, inputs: layer(inputs))
+
+    def step() -> None:
+        inputs = make()
+        logits = head(functional.relu(project(first, inputs)).flatten(0, -2))
+        update(optimizer, functional.cross_entropy(logits, torch.randint(4, (len(logits),))))
+
+    return step
+
+
+def one_hot(rows: int = 64, width: int = 2000) -> Tensor:
+    return functional.one_hot(torch.randint(width, (rows,)), width).float()
+
+
+def share_of_ones(share: float) -> Tensor:
+    return (torch.rand(64, 2000) < share).float()
+
+
+def few_rows_that_are_not_padding() -> Tensor:
+    rows = torch.zeros(64, 2000)
+    rows[::8] = torch.randn(8, 2000)
+    return rows
+
+
+def largest_activations() -> Tensor:
+    """Return sparse activations, to which gradients flow."""
+    values = torch.randn(64, 2000, requires_grad=True)
+    top = values.topk(8)
+    return torch.zeros(64, 2000).scatter(1, top.indices, top.values)
+
+
+def with_its_transpose(layer: nn.Linear, inputs: Tensor) -> Tensor:
+    """Reconstruct the inputs with the weight of the encoder, as a tied autoencoder does."""
+    hidden = layer(inputs)
+    return hidden + 1e-3 * functional.linear(hidden, layer.weight.t()).mean()
+
+
+def once_with_dense_rows(layer: nn.Linear, inputs: Tensor) -> Tensor:
+    first: Tensor = layer(inputs)
+    return first + layer(torch.randn_like(inputs))
+
+
+def in_a_large_network() -> Step:
+    first = nn.Linear(300, 32)
+    body = nn.Sequential(nn.Linear(32, 512), *[nn.Linear(512, 512) for _ in range(12)])
+    optimizer = SGD([*first.parameters(), *body.parameters()], 0.1)
+    return lambda: update(optimizer, body(first(one_hot(64, 300))).square().mean())
+
+
+class Recurrent(nn.Module):
+    """Recurrent layer with embeddings in front of it and a classifier behind."""
+
+    def __init__(self, read: Callable[[Recurrent, Tensor], Tensor], *, batch_first: bool = False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(50, 8)
+        self.layer, self.head = nn.GRU(8, 12, batch_first=batch_first), nn.Linear(12, 4)
+        self.read = read
+
+    def states(self, inputs: Tensor, *state: Tensor) -> Tensor:
+        found: Tensor = self.layer(inputs, *state)[0]
+        return found
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.read(self, inputs))
+        return logits
+
+
+def recurrent(
+    read: Callable[[Recurrent, Tensor], Tensor],
+    shape: tuple[int, ...] = (16, 6, 8),
+    loader: dict[str, Any] | None = None,
+    **options: Any,
+) -> Step:
+    """Train a recurrent network on random inputs, or on those of a data loader with these options."""
+    model = Recurrent(read, **options)
+    optimizer = SGD(model.parameters(), 0.1)
+    samples = DataLoader(torch.randn(16 * 60, *shape[1:]), batch_size=shape[0], **loader) if loader else None
+    batches = iter(samples) if samples is not None else None
+
+    def step() -> None:
+        inputs = (
+            torch.randint(50, shape) if len(shape) == 2 else torch.randn(shape) if batches is None else next(batches)
+        )
+        logits = model(inputs).flatten(0, -2)
+        update(optimizer, functional.cross_entropy(logits, torch.randint(4, (len(logits),))))
+
+    return step
+
+
+def last_along_dimension_1(model: Recurrent, inputs: Tensor) -> Tensor:
+    return model.states(inputs)[:, -1]
+
+
+def mean_along_dimension_1(model: Recurrent, inputs: Tensor) -> Tensor:
+    return model.states(inputs).mean(1)
+
+
+def last_of_words(model: Recurrent, inputs: Tensor) -> Tensor:
+    return model.states(model.words(inputs))[:, -1, :]
+
+
 FAULTS: dict[str, tuple[Callable[[], Step], str]] = {  # name → (the loop, the code of the first cause)
     "never_cleared": (never_cleared, "gradients-not-cleared"),
     "another_optimizer_cleared": (another_optimizer_cleared, "gradients-not-cleared"),
@@ -479,6 +589,18 @@ FAULTS: dict[str, tuple[Callable[[], Step], str]] = {  # name → (the loop, the
     "two_losses_with_two_passes": (two_losses_with_two_passes, "repeated-backward"),
     "first_layers_for_each_depth": (lambda: perceptual(sliced), "repeated-calls"),
     "first_layers_in_own_code": (lambda: perceptual(with_functions_between), "repeated-calls"),
+    "one_hot_into_a_linear": (lambda: rows_into_a_linear(one_hot), "one-hot-products"),
+    "one_hot_of_some_rows": (
+        lambda: rows_into_a_linear(lambda: one_hot() * (torch.arange(64) % 4 != 0)[:, None]),
+        "one-hot-products",
+    ),
+    "several_ones_into_a_linear": (lambda: rows_into_a_linear(lambda: share_of_ones(0.003)), "one-hot-products"),
+    "last_along_dimension_1": (lambda: recurrent(last_along_dimension_1), "samples-as-time"),
+    "last_of_words": (lambda: recurrent(last_of_words, (16, 6)), "samples-as-time"),
+    "mean_of_a_shuffled_batch": (
+        lambda: recurrent(mean_along_dimension_1, loader={"shuffle": True}),
+        "samples-as-time",
+    ),
     "anomaly_in_backward": (anomaly_in_backward, "anomaly-detection"),
     "hook_per_step": (hook_per_step, "growing-hooks"),
     "tensor_hook_per_step": (tensor_hook_per_step, "growing-hooks"),
@@ -907,6 +1029,12 @@ def policy_gradient() -> Step:
     return step
 
 
+def last_of_packed(model: Recurrent, inputs: Tensor) -> Tensor:
+    lengths = torch.randint(1, len(inputs), (inputs.shape[1],))
+    state: Tensor = model.layer(nn.utils.rnn.pack_padded_sequence(inputs, lengths, enforce_sorted=False))[1]
+    return state[0]
+
+
 SOUND: dict[str, Callable[[], Step]] = {
     "accumulation": lambda: accumulation(lambda _, optimizer: optimizer.zero_grad(), first=True),
     "accumulation_cleared_after": lambda: accumulation(lambda _, optimizer: optimizer.zero_grad(), first=False),
@@ -955,4 +1083,32 @@ SOUND: dict[str, Callable[[], Step]] = {
     "small_in_double": small_in_double,
     "average_of_the_weights": average_of_the_weights,
     "policy_gradient": policy_gradient,
+    "bag_of_many_words": lambda: rows_into_a_linear(lambda: share_of_ones(0.03)),
+    "images_with_many_zeros": lambda: rows_into_a_linear(lambda: share_of_ones(0.2) * torch.rand(64, 2000)),
+    "rows_of_padding": lambda: rows_into_a_linear(few_rows_that_are_not_padding),
+    "sparse_activations": lambda: rows_into_a_linear(largest_activations),
+    "one_hot_of_few_classes": lambda: rows_into_a_linear(lambda: one_hot(256, 200), width=200),
+    "one_hot_and_tied_weights": lambda: rows_into_a_linear(one_hot, with_its_transpose),
+    "one_hot_and_dense_rows": lambda: rows_into_a_linear(one_hot, once_with_dense_rows),
+    "one_hot_in_a_large_network": in_a_large_network,
+    "recurrent_over_time": lambda: recurrent(lambda model, inputs: model.states(inputs)[-1]),
+    "recurrent_with_batch_first": lambda: recurrent(last_along_dimension_1, batch_first=True),
+    "recurrent_batch_first_and_shuffled": lambda: recurrent(
+        last_along_dimension_1, loader={"shuffle": True}, batch_first=True
+    ),
+    "recurrent_language_model": lambda: recurrent(lambda model, words: model.states(model.words(words)), (16, 6)),
+    "recurrent_result_per_step": lambda: recurrent(lambda model, inputs: model.states(inputs).flatten(0, 1)),
+    "recurrent_model_transposes": lambda: recurrent(
+        lambda model, inputs: model.states(inputs.transpose(0, 1))[-1], loader={"shuffle": True}
+    ),
+    "recurrent_and_as_long_as_the_batch": lambda: recurrent(
+        lambda model, inputs: model.states(inputs.transpose(0, 1))[-1], (16, 16, 8), {"shuffle": True}
+    ),
+    "recurrent_over_one_sample": lambda: recurrent(last_along_dimension_1, (16, 1, 8)),
+    "recurrent_over_time_of_stations": lambda: recurrent(mean_along_dimension_1),
+    "recurrent_over_a_series": lambda: recurrent(mean_along_dimension_1, loader={"shuffle": False}),
+    "recurrent_with_first_state": lambda: recurrent(
+        lambda model, inputs: model.states(inputs, torch.zeros(1, inputs.shape[1], 12))[:, -1]
+    ),
+    "recurrent_over_packed_sequences": lambda: recurrent(last_of_packed),
 }
