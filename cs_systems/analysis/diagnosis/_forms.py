@@ -71,3 +71,8 @@ def of_kernels(
 def of_training(cause: str, remedy: str, rows: Sequence[Row], share: float = 1.0) -> Diagnosis:
     """Return the diagnosis of a fault that makes this share of a training useless, however long its steps take."""
     return Diagnosis(cause, remedy, 1.0, unit="share", takes=share, evidence=tuple(rows))
+
+
+def of_class(name: str, kind: str) -> str:
+    """Return the name of a module in its model with its class in torch.nn; only the class if it is in no model."""
+    return f"{name} (nn.{kind})" if "." in name else f"nn.{kind}"

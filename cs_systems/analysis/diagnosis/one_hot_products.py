@@ -7,6 +7,7 @@ import re
 from cs_systems.analysis.comparison.loop_findings import INNER_LINES, ONE_HOT, InnerLineRow, OneHotRow
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis._forms import of_class
 from cs_systems.analysis.diagnosis.python_in_forward import FEWEST
 from cs_systems.config import Phase
 from cs_systems.core.tables import Row
@@ -49,7 +50,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     few = "1 is not 0" if is_one else f"{seen} {'is' if row['nonzeros'] == 1 else 'are'} not 0"
     others = f", as {len(rows) - 1} more layers do" if len(rows) > 2 else ", as one more layer does" * (len(rows) - 1)
     parts = [
-        f"{row['module']} (nn.Linear) multiplies rows of {row['width']:,} numbers of which {few}{others} "
+        f"{of_class(row['module'], 'Linear')} multiplies rows of {row['width']:,} numbers of which {few}{others} "
         f"({products_s / step_s:.0%})"
     ]
     if made_s >= SHOWN * step_s:

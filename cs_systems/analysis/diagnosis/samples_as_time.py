@@ -7,7 +7,7 @@ from dataclasses import replace
 from cs_systems.analysis.comparison.loop_findings import SAMPLES_AS_TIME
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
-from cs_systems.analysis.diagnosis._forms import of_training
+from cs_systems.analysis.diagnosis._forms import of_class, of_training
 
 FEWEST = 2  # steps
 
@@ -20,10 +20,9 @@ def find(evidence: Evidence) -> Diagnosis | None:
         return None
     row = rows[0]
     shape = f"{row['samples']} × {row['length']} × {row['width']}"
-    cause = (
-        f"{row['module']} (nn.{row['kind']}) walks over the {row['samples']} samples of a batch as if they were steps "
-        f"of time, and mixes them: batch_first is False, and its input is {shape}"
-    )
+    walks = f"walks over the {row['samples']} samples of a batch as if they were steps of time, and mixes them"
+    layer = of_class(row["module"], row["kind"])
+    cause = f"{layer} {walks}: batch_first is False, and its input is {shape}"
     remedy = f"nn.{row['kind']}(..., batch_first=True), or transpose its input and its result"
     found = of_training(cause, remedy, [{**each} for each in rows])
     return replace(found, where=row["place"]) if row["place"] else found

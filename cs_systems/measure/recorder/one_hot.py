@@ -201,14 +201,13 @@ def nonzeros(inputs: Tensor) -> Nonzeros | None:
     if not inputs.is_contiguous() and inputs.numel() > MOST_ELEMENTS:
         return None
     rows = inputs.detach().flatten(0, -2)
-    found: Nonzeros | None = None
     for most in (FEW_ROWS, max(FEW_ROWS, min(MOST_ROWS, MOST_ELEMENTS // width))):
         some = rows[torch.tensor(random.Random(0).sample(range(len(rows)), min(most, len(rows))))]
         counts = some.count_nonzero(dim=1)
-        is_few = int(counts.max()) <= MOST_SHARE * width
-        if not is_few or int(counts.count_nonzero()) < LEAST_USED * len(some):
+        if int(counts.max()) > MOST_SHARE * width:
             return None
-        # where all of them are 1, their sum is their number
-        is_ones = bool((some.sum(dim=1) == counts).all()) and bool((some.square().sum(dim=1) == counts).all())
-        found = Nonzeros(int(counts.max()), is_ones)
-    return found
+    if int(counts.count_nonzero()) < LEAST_USED * len(some):
+        return None
+    # where all of them are 1, their sum and that of their squares are their number
+    is_ones = bool((some.sum(dim=1) == counts).all()) and bool((some.square().sum(dim=1) == counts).all())
+    return Nonzeros(int(counts.max()), is_ones)

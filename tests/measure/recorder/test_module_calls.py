@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules import module as modules
 from torch.optim import SGD
 
-from cs_systems.measure.recorder import Recorder
+from cs_systems.measure.recorder import Recorder, one_hot
 from tests.measure.recorder.trainings import forget_compilations, update
 
 CALL = nn.Module.__call__
@@ -83,3 +83,11 @@ def test_process_that_compiles_is_not_looked_at(tmp_path: Path) -> None:
     recorder, replaced = record(tmp_path, lambda *_: double(torch.ones(2)))
     assert not any(replaced)
     assert "repeated_modules" not in recorder.records[0].results
+
+
+def test_error_of_an_observer_of_calls_leaves_the_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_hot, "_weight_of", lambda _: 1 / 0)
+    recorder, _ = record(tmp_path, lambda *_: None)
+    failed = [type(each).__name__ for each in recorder._observers._every if each.failure is not None]
+    assert failed == ["OneHot"]
+    assert recorder.records[0].results["repeated_modules"]
