@@ -14,8 +14,6 @@ def launch_waits_s(profile: Profile, phase: str) -> float:
     gaps = profile.gaps[device]
     own = np.flatnonzero(kernels.device == device)
     of_phase = np.array([place.phase == phase for place in profile.places.values], bool)[profile.places.codes[own]]
-    if not len(gaps.step) or not of_phase.any():
-        return 0.0
     following = np.searchsorted(kernels.start_s[own], gaps.end_s)  # the kernel that ends the gap
     inside = following < len(own)
     counts = np.zeros(len(gaps.step), bool)

@@ -25,12 +25,19 @@ from tests.analysis.attribution.made import ADD, FLASH, PRODUCT, Made
 USUAL, SLOW = (Step("step", 0.0, 3.5),), (Step("step", 4.0, 12.0, number=1),)
 
 
-def more(each_s: float, *work: tuple[str, float], name: str = "", named_s: float = 0.0) -> Beyond:
+def more(
+    each_s: float,
+    *work: tuple[str, float],
+    name: str = "",
+    named_s: float = 0.0,
+    first: str = "forward",
+    usually: Sequence[tuple[str, float]] = (),
+) -> Beyond:
     """Return what a slow step does beyond one of 4 s: kernels of these phases, and a range of the user's."""
     made, now = Made(), 0.0
     for begin_s in (0.0, 4.0):
         now = begin_s
-        for phase, lasts_s in (("forward", 1.0), ("backward", 1.0), *(work if begin_s else ())):
+        for phase, lasts_s in ((first, 1.0), ("backward", 1.0), *(work if begin_s else usually)):
             made.range(phase, now, now + lasts_s)
             made.kernel(PRODUCT, now, now + lasts_s, now + lasts_s / 2)
             now += lasts_s
@@ -57,6 +64,13 @@ def test_slow_step_is_described_by_the_phases_of_most_of_its_kernels(
     assert more(each_s, *work)._replace(name="") == expected
 
 
+def test_slow_step_without_a_phase_spends_no_time_in_it() -> None:
+    for first in ("forward", "loss"):
+        assert not more(6.0, ("backward", 1.0), first=first).only_forward
+    assert not more(7.0, ("forward", 2.0), usually=[("input", 1.0)]).only_forward
+    assert more(6.0, ("forward", 2.0)).only_forward
+
+
 @pytest.mark.parametrize(
     ("name", "each_s", "expected"),
     [
@@ -76,14 +90,14 @@ def test_range_lasts_from_the_kernels_before_it_until_its_own_have_ended(begin_s
     made.kernel(ADD, 3.0, 5.0, 1.5)
     made.kernel(ADD, 5.0, 5.5, 5.25)
     for name, begin, end in (("a", 1.0, 2.0), ("b", 6.0, 7.0), ("b", 6.25, 6.5), ("b", 7.0, 7.5), ("long", 0.0, 8.0),
-                             ("c", 5.25, 5.375), ("out", 9.0, 10.0)):  # fmt: skip
+                             ("c", 5.25, 5.375), ("d", 3.5, 4.5), ("out", 9.0, 10.0)):  # fmt: skip
         made.range(name, begin, end)
     made.function("train.py(8): evaluate", 6.0, 6.5)
     found = _named_times(Usual(made.profile(), 1.0), (Step("step", begin_s, 8.0),))
-    expected = {"a": 2.0, "b": 1.5, "c": 0.25, "evaluate() at train.py:8": 0.5}
+    expected = {"a": 2.0, "b": 1.5, "c": 0.25, "d": 1.0, "evaluate() at train.py:8": 0.5}
     assert found == expected | ({"long": 8.0} if long_s else {})
     of_two = _named_times(Usual(made.profile(), 1.0), (Step("step", 0.0, 8.0), Step("step", 8.0, 11.0)))
-    assert (of_two["a"], of_two["b"], of_two["out"]) == (1.0, 0.75, 0.5)
+    assert (of_two["a"], of_two["b"], of_two["out"], of_two["long"]) == (1.0, 0.75, 0.5, 4.0)
 
 
 # growing steps
@@ -184,6 +198,15 @@ def test_product_with_2_percent_of_the_time_sets_the_rate_of_others(fast_s: floa
     assert slow.least_s == pytest.approx(fast_s / 2 if counts else 1.0)
 
 
+def test_product_that_takes_no_time_is_limited_by_the_memory() -> None:
+    made = Made()
+    made.kernel(ADD, 0.0, 1.0)
+    made.kernel("gemm_bf16", 0.5, 0.5)
+    made.operator("aten::mm", 0.25, 0.75, *SQUARE)
+    (found,) = product_rates(made.profile())
+    assert (found.time_s, found.least_s) == (0.0, pytest.approx(2 * 3 * 1024**2 / 3.35e12))
+
+
 def test_product_in_two_kernels_is_one_call() -> None:
     made = Made()
     made.kernel(PRODUCT, 0.0, 1.0, 0.125)
@@ -201,6 +224,7 @@ def test_product_in_two_kernels_is_one_call() -> None:
         ("aten::bmm", ((5, 2, 3), (5, 3, 4)), (5, (2, 3, 4))),
         ("aten::addmm", ((4,), (2, 3), (3, 4)), (1, (2, 3, 4))),
         ("aten::baddbmm", ((4,), (5, 2, 3), (5, 3, 4)), (5, (2, 3, 4))),
+        ("aten::mm", ((2, 3), (3, 4), (2, 4)), (1, (2, 3, 4))),
         ("aten::addmm", ((2, 3), (3, 4)), None),
         ("aten::mm", ((2, 3),), None),
         ("aten::mm", ((2, 3), (4, 4)), None),

@@ -12,6 +12,7 @@ from cs_systems.analysis.attribution.gaps import SILENT_S, silences
 from cs_systems.analysis.attribution.host_gaps import host_gap_rows
 from cs_systems.analysis.attribution.inferred_phases import inferred
 from cs_systems.analysis.attribution.kernel_families import scores_of_attention
+from cs_systems.analysis.attribution.phase_gaps import launch_waits_s
 from cs_systems.analysis.attribution.tables import _unsplit_backward
 from cs_systems.analysis.attribution.timeline import _longest
 from cs_systems.analysis.attribution.usual_steps import usual_steps
@@ -100,3 +101,17 @@ def test_collective_after_a_forward_kernel_is_of_forward(name: str, phase: str) 
     made.operator("MmBackward0", 2.0, 2.25)
     found = inferred(made.trace(), None)
     assert [next(of for of, own in found.items() if own[k]) for k in (1, 2)] == [phase, Phase.BACKWARD]
+
+
+def test_device_waits_for_the_launches_of_a_phase_in_the_gaps_before_its_kernels() -> None:
+    made = Made()
+    for phase, begin in (("forward", 0.0), ("backward", 1.0005)):
+        made.range(phase, begin, begin + 1)
+        made.kernel(ADD, begin, begin + 1)
+    made.call("cudaEventQuery", 0.9998, 0.9999)
+    found = made.profile()
+    waits = [launch_waits_s(found, phase) for phase in ("forward", "backward", "optimizer")]
+    assert waits == [0.0, pytest.approx(0.0005), 0.0]
+    made = Made()
+    made.kernel(ADD, 0.0, 1.0)
+    assert launch_waits_s(made.profile(), "forward") == 0.0

@@ -13,10 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cs_systems.analysis.attribution.overlap import (
+    NOTHING,
     Intervals,
     Streams,
     intersection,
     median_row,
+    of_kernels,
+    picture,
     reconcile,
     skew_rows,
     streams,
@@ -27,6 +30,7 @@ from cs_systems.cli import main
 from cs_systems.config import ConfigError
 from cs_systems.readers._kineto import read
 from cs_systems.readers.forms.trace import Step
+from tests.analysis.attribution.made import PRODUCT, Made
 
 # Whole numbers: sums of them are exact.
 spans = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 15)), max_size=12)
@@ -53,6 +57,43 @@ def test_union_covers_each_interval(found: list[tuple[int, int]]) -> None:
 def test_intersection_covers_common_time(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> None:
     both = intersection(union(*arrays(a)), union(*arrays(b)))
     assert both.length_s == len(seconds(a) & seconds(b))
+
+
+def test_intervals_that_touch_are_one_and_those_of_no_time_none() -> None:
+    merged = union(np.array([4.0, 0.0, 1.0, 6.0]), np.array([5.0, 1.0, 2.0, 6.0]))
+    assert [column.tolist() for column in merged] == [[0.0, 4.0], [2.0, 5.0]]
+    assert [len(column) for column in NOTHING] == [0, 0]
+    without = Streams(Step("step", 0.0, 1.0), NOTHING, (), NOTHING)
+    assert (len(without.sent), len(without.computed)) == (0, 0)
+
+
+def test_copies_of_a_device_are_its_computation() -> None:
+    made = Made()
+    made.kernel(PRODUCT, 0.0, 1.0)
+    made.copy("DtoH", 2.0, 4.0)
+    steps = [Step("step", 0.0, 5.0)]
+    made.kernel(PRODUCT, 1.0, 1.5, device=1)
+    assert [of_kernels(made.trace(), steps, device)[0].computing.length_s for device in (0, 1, None)] == [3.0, 0.5, 3.5]
+
+
+def test_work_of_the_host_in_a_step_begins_in_it() -> None:
+    """A trace without kernels: phases of the host are drawn."""
+    made = Made()
+    for name, begin, end in (("step", 1.0, 3.0), ("forward", 0.0, 1.0), ("forward", 1.0, 2.0), ("backward", 2.0, 3.0),
+                             ("gloo:all_reduce", 2.5, 3.0)):  # fmt: skip
+        made.range(name, begin, end)
+    trace = made.trace()
+    (step,) = streams(trace, "step")
+    found = [(one["phase"], one["start_s"], round(one["end_s"], 9)) for one in picture(trace, step)]
+    assert found == [(None, 1.5, 2.0), ("forward", 0.0, 1.0), ("backward", 1.0, 2.0)]
+
+
+def test_waiting_of_a_single_step_is_told_whole() -> None:
+    collectives = [Intervals(np.array([0.0]), np.array([end])) for end in (1.0, 3.0)]
+    ranks = [[Streams(Step("step", 0.0, 4.0), one, ("all_reduce",), NOTHING)] for one in collectives]
+    assert skew_rows(ranks) == [
+        {"rank": 0, "transfer_s": 1.0, "waiting_s": 0.0}, {"rank": 1, "transfer_s": 1.0, "waiting_s": 2.0},
+    ]  # fmt: skip
 
 
 def test_rounding_is_neither_hidden_nor_exposed() -> None:

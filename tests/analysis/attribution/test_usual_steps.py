@@ -22,6 +22,7 @@ from cs_systems.analysis.attribution.usual_steps import (
     _silent_s,
     _times,
     _warm,
+    _without_pauses,
     busiest,
     long_calls,
     paced,
@@ -53,6 +54,10 @@ def in_steps(*lasts: float, calls: Sequence[tuple[str, float, float]] = (), paus
         ((1.0,) * 4, ()),
         ((1.515625, 1.0, 1.0, 1.0), (Apart("start-up", (0,), 1.515625, 1.0),)),
         ((1.5, 1.0, 1.0, 1.0), ()),
+        ((5.0, 1.0), (Apart("start-up", (0,), 5.0, 1.0),)),
+        ((5.0, 1.0, 1.0), (Apart("start-up", (0,), 5.0, 1.0),)),
+        ((9.0,) * 5 + (1.0,) * 4, (Apart("start-up", (0, 1, 2, 3), 9.0, 1.0), Apart("slow", (4,), 9.0, 1.0))),
+        ((1.75,) * 4 + (1.25, 1.25, 1.0, 1.0), (Apart("start-up", (0, 1, 2, 3), 1.75, 1.125),)),
         ((2.0, 3.0, 1.0, 1.0), (Apart("start-up", (0, 1), 2.5, 1.0),)),
         ((9.0, 9.0, 9.0, 1.0, 1.0, 1.0), (Apart("start-up", (0, 1, 2), 9.0, 1.0),)),
         ((1.0, 1.0, 1.0, 9.0) * 4, (Apart("periodic", (3, 7, 11, 15), 9.0, 1.0, 4),)),
@@ -201,6 +206,52 @@ def test_range_that_occurs_three_times_comes_before_a_shorter_one(count: int, na
     assert _by_range(made.trace())[1] == name
 
 
+@pytest.mark.parametrize(
+    ("ranges", "name"),
+    [
+        ([("outer", 0.0, 16.0), ("inner", 4.0, 15.0)], "range 'inner'"),
+        ([("outer", 4.0, 15.0), ("inner", 4.0, 15.0)], "range 'outer'"),
+        ([("part", 4.0, 7.0), ("part", 8.0, 12.0)], "ranges 'part'"),
+        ([("aten::mm", 0.0, 16.0)], ""),
+        ([("one", 5.0, 5.75), ("one", 9.0, 9.75), ("one", 10.0, 10.75)], "ranges 'one'"),
+    ],
+)
+def test_range_of_the_steps_is_the_shortest_that_holds_the_kernels(
+    ranges: list[tuple[str, float, float]], name: str
+) -> None:
+    made = Made()
+    for each in ranges:
+        made.range(*each)
+    for begin in (5.0, 9.0, 10.0):
+        made.kernel(PRODUCT, begin, begin + 0.5)
+    assert _by_range(made.trace())[1] == name
+
+
+def test_runs_of_the_optimizer_may_follow_each_other_at_once() -> None:
+    made = Made()
+    for begin in (1.0, 2.0, 5.0):
+        made.range("Optimizer.step#SGD.step", begin, begin + 1)
+    assert [(step.start_s, step.end_s) for step in _by_optimizer(made.trace())[0]] == [(2.0, 3.0), (3.0, 6.0)]
+
+
+@pytest.mark.parametrize(
+    ("lasts", "ends"),
+    [
+        ([1.0, 1.0, 1.0, 5.0], [1.0, 2.0, 3.0, 8.0]),
+        ([1.0, 1.0, 1.0, 6.0], [1.0, 2.0, 3.0, 3.5]),  # over five times the usual time: a pause
+        ([1.0, 6.0, 1.0, 6.0, 1.0, 1.0], [1.0, 1.5, 8.0, 8.5, 15.0, 16.0]),
+        ([1.0, 6.0, 1.0, 6.0, 1.0, 6.0, 1.0], [1.0, 7.0, 8.0, 14.0, 15.0, 21.0, 22.0]),  # three are other work
+    ],
+)
+def test_repetition_ends_before_a_pause(lasts: list[float], ends: list[float]) -> None:
+    made, begins, now = Made(), list[float](), 0.0
+    for lasts_s in lasts:
+        begins.append(now)
+        made.kernel(PRODUCT, now, now + 0.5)
+        now += lasts_s
+    assert _without_pauses(made.trace().kernels, begins, [*begins[1:], now]) == ends
+
+
 def test_steps_are_between_runs_of_the_optimizer() -> None:
     made = Made()
     for begin in (1.0, 5.0, 9.0):
@@ -227,6 +278,8 @@ def repeating(text: str) -> list[tuple[float, float]]:
         ("ab" * 3, [(0.0, 2.0), (2.0, 4.0), (4.0, 6.0)]),
         ("a" * 9, []),
         ("x" + "abcdefghi" * 3, [(1.0, 10.0), (10.0, 19.0), (19.0, 28.0)]),
+        ("xxx" + "abcdefghi" * 3, [(3.0, 12.0), (12.0, 21.0), (21.0, 30.0)]),
+        ("abcdefghij" + "abcdefghxj" + "abcdefghij", [(0.0, 10.0), (10.0, 20.0), (20.0, 30.0)]),
         ("xxxx" + "abcdefghi" * 3, []),  # less than nine tenths repeat
         ("abcdefghij" * 3 + "ab", [(2.0, 12.0), (12.0, 22.0), (22.0, 32.0)]),
         ("abcdefghij" * 2 + "abcdefghix", [(0.0, 10.0), (10.0, 20.0), (20.0, 30.0)]),  # alike
@@ -329,6 +382,26 @@ def test_ranges_before_the_usual_work_are_the_outermost_that_last() -> None:
     assert [each.name for each in ranges_before(made.trace(), 5.0, 0.5)] == ["load", "short", "warm", "late"]
     found = _times([Range("a", 0.0, 1.0, MAIN), Range("b", 1.0, 4.0, MAIN), Range("a", 4.0, 5.0, MAIN)])
     assert [*found.items()] == [("range 'b'", 3.0), ("range 'a'", 2.0)]
+
+
+def test_longest_call_comes_first_and_one_at_the_end_is_left_out() -> None:
+    made = Made()
+    for name, begin, end in (("cudaMalloc", 1.0, 2.0), ("cuModuleLoadData", 3.0, 5.0), ("cudaFree", 8.0, 9.0)):
+        made.call(name, begin, end)
+    assert [*long_calls(made.trace(), 0.0, 8.0).items()] == [("cuModuleLoadData", 2.0), ("cudaMalloc", 1.0)]
+
+
+def test_ranges_before_the_usual_work_are_the_users() -> None:
+    made = Made()
+    for name, begin in (("aten::mm", 0.0), ("load", 1.0)):
+        made.range(name, begin, begin + 1)
+    assert [each.name for each in ranges_before(made.trace(), 4.0, 0.5)] == ["load"]
+
+
+def test_name_of_over_sixty_characters_is_shortened() -> None:
+    whole, shortened = (next(iter(_times([Range("x" * count, 0.0, 1.0, MAIN)]))) for count in (60, 61))
+    assert whole == f"range '{'x' * 60}'"
+    assert len(shortened) <= len(whole)
 
 
 def test_silence_counts_only_outside_of_ranges() -> None:
