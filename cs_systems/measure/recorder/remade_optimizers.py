@@ -23,26 +23,25 @@ class RemadeOptimizers(FewSteps):
 
     def restart(self) -> None:
         self.kept = {}
-        # by the first parameter: the optimizer of its last step, and the row
-        self._last: list[tuple[weakref.ref[torch.Tensor], weakref.ref[Optimizer], RemadeOptimizersRow]] = []
+        # by the first parameter: the optimizers of its steps, of which one may call another, and the row
+        self._known: list[tuple[weakref.ref[torch.Tensor], weakref.WeakSet[Optimizer], RemadeOptimizersRow]] = []
 
     def look_after_update(self, optimizer: Optimizer) -> None:
         parameter: torch.Tensor | None = next((p for group in optimizer.param_groups for p in group["params"]), None)
         if parameter is None:
             return
-        row: RemadeOptimizersRow = {"optimizer": type(optimizer).__name__, "steps": 0, "made": 0, "state": None}
-        for number, (known, last, of) in enumerate(self._last):
+        for known, optimizers, row in self._known:
             if known() is parameter:
-                row = of
                 row["steps"] += 1
-                row["made"] += last() is not optimizer
-                del self._last[number]
-                break
-        row["state"] = ", ".join(_state_of(optimizer, parameter)) or None
-        self._last.append((weakref.ref(parameter), weakref.ref(optimizer), row))
+                row["made"] += optimizer not in optimizers
+                optimizers.add(optimizer)
+                return
+        state = ", ".join(_state_of(optimizer, parameter)) or None
+        row = {"optimizer": type(optimizer).__name__, "steps": 0, "made": 0, "state": state}
+        self._known.append((weakref.ref(parameter), weakref.WeakSet([optimizer]), row))
 
     def end(self) -> None:
-        self.keep(REMADE_OPTIMIZERS, [row for _, _, row in self._last if row["made"]])
+        self.keep(REMADE_OPTIMIZERS, [row for _, _, row in self._known if row["made"]])
 
 
 def _state_of(optimizer: Optimizer, parameter: torch.Tensor) -> Iterator[str]:

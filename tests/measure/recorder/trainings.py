@@ -274,6 +274,23 @@ def own_updates_of_layers_in_a_list() -> Step:
     return step
 
 
+class Around(Optimizer):
+    """Optimizer whose step calls that of another one for the same parameters, as of sharpness-aware minimisation."""
+
+    def __init__(self, inner: Optimizer) -> None:
+        super().__init__([p for group in inner.param_groups for p in group["params"]], {})
+        self.inner = inner
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+
+def optimizer_around_another() -> Step:
+    model = net()
+    optimizer = Around(AdamW(model.parameters()))
+    return lambda: update(optimizer, loss_of(model))
+
+
 def short_cycle_of_the_rate() -> Step:
     model = net()
     optimizer = AdamW(model.parameters())
@@ -1057,6 +1074,7 @@ SOUND: dict[str, Callable[[], Step]] = {
     "short_cycle_of_the_rate": short_cycle_of_the_rate,
     "attention_and_a_loss_of_its_own": attention_and_a_loss_of_its_own,
     "own_updates_of_layers_in_a_list": own_updates_of_layers_in_a_list,
+    "optimizer_around_another": optimizer_around_another,
     "frozen_backbone": frozen_backbone,
     "linear_of_which_few_rows_are_used": linear_of_which_few_rows_are_used,
     "penalty_on_a_table_of_which_all_rows_are_used": penalty_on_a_table_of_which_all_rows_are_used,
