@@ -192,6 +192,16 @@ class LearningRateRow(TypedDict):
     scheduled: int | None  # how often the scheduler has stepped
 
 
+class PairedTargetsRow(TypedDict):
+    """Loss that pairs each prediction of a batch with the targets of all others."""
+
+    steps: int  # of those that were looked at, with such a loss
+    of_steps: int
+    predictions: int
+    shape: str  # of the predictions
+    paired: str  # shape of the pairs
+
+
 class UnusedPassesRow(TypedDict):
     """Backward passes with gradients that were cleared before an optimizer used them."""
 
@@ -206,6 +216,16 @@ class UnusedGradientsRow(TypedDict):
     elements: int
     share: float  # share of all elements with gradients
     first: str  # name of the first parameter
+
+
+class InputGradientsRow(TypedDict):
+    """Gradients of a model's input, which the program does not read, and no optimizer holds."""
+
+    steps: int  # of those that were looked at, with such gradients
+    of_steps: int
+    shape: str  # of the input
+    share: float  # share of backward's arithmetic that is for them alone, estimated
+    place: str | None  # of the backward pass
 
 
 class DenseGradientsRow(TypedDict):
@@ -414,8 +434,10 @@ REMADE_OPTIMIZERS = Table("remade_optimizers", RemadeOptimizersRow, "optimizers 
 DOUBLE_SOFTMAX = Table("double_softmax", DoubleSoftmaxRow, "softmax that is applied twice")
 UNREGISTERED = Table("unregistered", UnregisteredRow, "parameters that no module and no optimizer holds")
 LEARNING_RATES = Table("learning_rates", LearningRateRow, "learning rates")
+PAIRED_TARGETS = Table("paired_targets", PairedTargetsRow, "losses that pair each prediction with all targets")
 UNUSED_PASSES = Table("unused_passes", UnusedPassesRow, "backward passes without an optimizer step")
 UNUSED_GRADIENTS = Table("unused_gradients", UnusedGradientsRow, "gradients that no optimizer uses")
+INPUT_GRADIENTS = Table("input_gradients", InputGradientsRow, "gradients of inputs that nothing reads")
 DENSE_GRADIENTS = Table("dense_gradients", DenseGradientsRow, "tables of which a step uses few rows")
 REPEATED_CALLS = Table("repeated_calls", RepeatedCallsRow, "calls of a model with the same input")
 REPEATED_MODULES = Table("repeated_modules", RepeatedModulesRow, "calls of modules that compute a result again")

@@ -63,7 +63,7 @@ def costs_by_owners(roots: Any, owners: Mapping[int, int]) -> dict[frozenset[int
     """
     below: dict[Any, frozenset[int]] = {}
     costs: dict[frozenset[int], float] = {}
-    for node, following in _inputs_first(roots):
+    for node, following in inputs_first(roots):
         leaf = getattr(node, "variable", None)
         of = {owners[id(leaf)]} if id(leaf) in owners else set[int]()
         below[node] = reached = frozenset(of.union(*(below.get(each, frozenset()) for each in following)))
@@ -96,14 +96,42 @@ def costs_by_operator(roots: Any, leaves: Iterable[Tensor]) -> dict[int, float]:
     """
     wanted, leads = {id(each) for each in leaves}, dict[Any, bool]()
     costs: dict[int, float] = {}
-    for node, following in _inputs_first(roots):
+    for node, following in inputs_first(roots):
         leads[node] = id(getattr(node, "variable", None)) in wanted or any(leads.get(each, False) for each in following)
         if leads[node] and _is_operator(node):
             costs[node._sequence_nr()] = _arithmetic_s(node, _widest(following))
     return costs
 
 
-def _inputs_first(roots: Any) -> Iterator[tuple[Any, list[Any]]]:
+def backward_costs(roots: Any, leaves: Iterable[Tensor]) -> tuple[float, float]:
+    """Return an estimate of the computing time in seconds of backward that serves some leaves alone, and of all of it.
+
+    A product costs as much again for each operand with a gradient.
+    """
+    wanted, serves = {id(each) for each in leaves}, dict[Any, bool]()
+    alone_s = total_s = 0.0
+    for node, following in inputs_first(roots):
+        is_wanted = id(getattr(node, "variable", None)) in wanted
+        serves[node] = is_wanted or (bool(following) and all(serves.get(each, False) for each in following))
+        if not _is_operator(node):
+            continue
+        cost_s, operands = _arithmetic_s(node, _widest(following)), following
+        if _is_product(node):
+            operands = [each for each in following if not _is_vector(each)]
+            cost_s *= len(operands)
+        elif "Norm" not in node.name():
+            operands = []
+        total_s += cost_s
+        for_them = sum(serves.get(each, False) for each in operands)
+        alone_s += cost_s if serves[node] else cost_s * for_them / max(1, len(operands))
+    return alone_s, total_s
+
+
+def _is_vector(node: Any) -> bool:
+    return hasattr(node, "variable") and node.variable.dim() == 1
+
+
+def inputs_first(roots: Any) -> Iterator[tuple[Any, list[Any]]]:
     """Yield each node below the roots after the nodes that follow it in backward, and these."""
     done = set[Any]()
     waiting = [(node, False) for node in _first_nodes(roots)]
@@ -145,7 +173,7 @@ _WHOLE = ("TBackward", "Transpose", "Permute", "View", "Unsqueeze", "Squeeze", "
 def multiplied(roots: Any) -> set[int]:
     """Return the leaves below the roots, by `id`, of which all rows are used, because they are operands of products."""
     found = set[int]()
-    for node, following in _inputs_first(roots):
+    for node, following in inputs_first(roots):
         waiting = following if _is_product(node) else []
         while waiting:
             found |= {id(each.variable) for each in waiting if hasattr(each, "variable")}

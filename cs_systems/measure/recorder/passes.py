@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from torch import Tensor
-from torch.nn import DataParallel
+from torch.nn import DataParallel, Parameter
 from torch.optim import Optimizer
 
 from cs_systems.analysis.comparison.loop_findings import REPEATED_BACKWARD
@@ -47,7 +47,10 @@ class Passes(FewSteps):
         self._passes_here, self._again_here_s, self._total_here_s = 0, 0.0, 0.0
 
     def look_before_backward(self, roots: Any) -> None:
-        self._roots, self._before = roots, [(each, gradient_state(each)) for each in leaves_below(roots)]
+        # the gradient of a plain input is left alone: when it is read, Python has an object for it from then on
+        held = {id(p) for each in self._subject.optimizers for group in each.param_groups for p in group["params"]}
+        leaves = [each for each in leaves_below(roots) if isinstance(each, Parameter) or id(each) in held]
+        self._roots, self._before = roots, [(each, gradient_state(each)) for each in leaves]
         if any(gradient_state(each) != state for each, state in self._after):
             self._known.clear()
         line = own_lines(sys._getframe(1))[1]

@@ -30,6 +30,7 @@ from cs_systems.measure.recorder.double import Double
 from cs_systems.measure.recorder.double_softmax import DoubleSoftmax
 from cs_systems.measure.recorder.energy import Energy
 from cs_systems.measure.recorder.hook_numbers import HookNumbers
+from cs_systems.measure.recorder.input_gradients import InputGradients
 from cs_systems.measure.recorder.inputs import StepInputs, elements, sizes
 from cs_systems.measure.recorder.learning_rates import LearningRates
 from cs_systems.measure.recorder.module_calls import ModuleCalls
@@ -38,6 +39,7 @@ from cs_systems.measure.recorder.one_hot import OneHot
 from cs_systems.measure.recorder.outcome import Outcome
 from cs_systems.measure.recorder.own_tools import OwnTools
 from cs_systems.measure.recorder.padding import Padding
+from cs_systems.measure.recorder.paired_targets import PairedTargets
 from cs_systems.measure.recorder.passes import Passes
 from cs_systems.measure.recorder.phases import Moment
 from cs_systems.measure.recorder.rank_steps import RankSteps
@@ -119,7 +121,7 @@ class Recording:
             self._watch, Training(of, hidden), HookNumbers(of, hidden), Double(of), Calls(), Passes(of), Anomaly(),
             ModuleCalls(tracker, hidden, lambda: self._probes.compilations()[0], of_calls), *of_calls, Threads(),
             self._outcome, Padding(), RemadeOptimizers(), LearningRates(), DoubleSoftmax(), Unregistered(of),
-            SlowSettings(of), Energy(of),
+            SlowSettings(of), PairedTargets(), InputGradients(of), Energy(of),
         ]  # fmt: skip
         if self._writer.meeting is not None:
             every.append(RankSteps(self._subject, tracker, self._writer.meeting, self._patience_s))

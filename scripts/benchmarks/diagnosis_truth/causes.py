@@ -36,6 +36,7 @@ CAUSES = {
     "gradients-not-cleared": "gradients of all steps add up, as zero_grad is missing",
     "double-softmax": "the loss applies softmax or a sigmoid to numbers that went through it already",
     "lost-state": "what the optimizer keeps from step to step is thrown away",
+    "broadcast-loss": "the loss pairs each prediction with all targets",
     "padding": "most of each batch is padding",
     # work that is not needed
     "duplicate-forward": "the same forward pass runs twice in a step",

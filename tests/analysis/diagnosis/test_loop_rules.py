@@ -102,6 +102,8 @@ MADE = [inner("Net.forward", 8, 0.006, method="one_hot", source="x = F.one_hot(i
         inner("Net.forward", 8, 0.004, method="float", source="x = F.one_hot(items, n).float()")]  # fmt: skip
 WALK = {"module": "Net.gru", "kind": "GRU", "samples": 64, "length": 20, "width": 12,
         "evidence": "a shuffled data loader", "steps": 3, "of_steps": 3, "place": "train.py:8"}  # fmt: skip
+PAIRED = {"steps": 6, "of_steps": 6, "predictions": 768, "shape": "768 × 1", "paired": "768 × 768"}
+OF_INPUT = {"steps": 6, "of_steps": 6, "shape": "4 × 16 × 56 × 56", "share": 0.5, "place": "train.py:30"}
 PASSES = {"passes": 36, "unused": 24}
 UNHELD = {"parameters": 16, "elements": 999, "share": 0.5, "first": "Net.a.weight"}
 ANOMALY = {"passes": 20, "with_detection": 20}
@@ -267,6 +269,20 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         "before has kept (exp_avg, exp_avg_sq): make it once before the loop; to change its learning rate, set it in "
         "optimizer.param_groups or by a scheduler",
     ),
+    "paired-targets": (
+        loop({"paired_targets": [PAIRED]}),
+        None,
+        "the loss pairs each of 768 predictions with all 768 targets, which trains the model towards one value for all "
+        "inputs: the shape of the predictions is 768 × 1, and in the loss it becomes 768 × 768: give the prediction "
+        "and the target the same shape, such as by prediction.squeeze(-1)",
+    ),
+    "input-gradients": (
+        loop({"input_gradients": [OF_INPUT]}),
+        None,
+        "backward also computes the gradient of the model's input (4 × 16 × 56 × 56), which nothing reads in the "
+        "steps that were looked at: about 30% of the step (train.py:30): leave requires_grad off the input "
+        "(.requires_grad_(), requires_grad=True), and compute a saliency map in a pass of its own where it is needed",
+    ),
     "decompositions": (
         loop({"inner_lines": [inner("nuclear", 8, 0.03) | {"source": "s = torch.linalg.svdvals(h)"}]}),
         None,
@@ -398,6 +414,19 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "remade-optimizers: with a state": (
         {"remade_optimizers": [REMADE | {"state": None}]}, {"remade_optimizers": [REMADE]},
+    ),
+    "paired-targets: 2 steps": (
+        {"paired_targets": [PAIRED | {"steps": 1, "of_steps": 1}]},
+        {"paired_targets": [PAIRED | {"steps": 2, "of_steps": 2}]},
+    ),
+    "paired-targets: more than half of the steps": (
+        {"paired_targets": [PAIRED | {"steps": 3}]}, {"paired_targets": [PAIRED | {"steps": 4}]},
+    ),
+    "input-gradients: all steps": (
+        {"input_gradients": [OF_INPUT | {"steps": 5}]}, {"input_gradients": [OF_INPUT]},
+    ),
+    "input-gradients: a tenth of the step": (
+        {"input_gradients": [OF_INPUT | {"share": 0.16}]}, {"input_gradients": [OF_INPUT | {"share": 0.17}]},
     ),
     "decompositions: a fifth of the step": (
         {"inner_lines": [inner("nuclear", 8, 0.0199, source="torch.svd(h)")]},
@@ -1097,6 +1126,25 @@ def test_single_slow_step_of_unknown_cause_is_not_named() -> None:
     assert [one.code for one in apply_rules(loop({"slow_steps": [row]})).diagnoses] == ["periodic-steps"]
     unknown = row | {"function": None, "place": None, "calls": None}
     assert apply_rules(loop({"slow_steps": [unknown]})).diagnoses == ()
+
+
+def test_squeezed_predictions_are_paired_by_the_target() -> None:
+    (found,) = causes(loop({"paired_targets": [PAIRED | {"shape": "768"}]}))
+    assert found.remedy.endswith("such as by target.squeeze(-1)")
+
+
+@pytest.mark.parametrize(
+    ("samples", "where"),
+    [(9, ""), (10, "most of the loss's time is in huber() at train.py:8")],
+)
+def test_pairs_are_placed_in_the_function_with_most_of_the_loss(samples: int, where: str) -> None:
+    lines = [
+        inner("huber", 8, 0.002, phase="loss", samples=samples),
+        inner("main", 9, 0.001, phase="loss", samples=0),
+        inner("main", 10, 0.03, phase="loss", samples=50, method="backward"),
+    ]
+    (found, *_) = causes(loop({"paired_targets": [PAIRED], "inner_lines": lines}))
+    assert found.where == where
 
 
 def test_wrong_training_comes_before_a_slow_start() -> None:

@@ -28,6 +28,7 @@ WRONG = {
     "samples-as-time",
     "gradients-not-cleared",
     "no-update",
+    "paired-targets",
     "unused-passes",
     "divergence",
 }  # which come before causes of time
@@ -53,7 +54,7 @@ def codes(recorder: ScriptRecorder) -> set[str]:
     return {code for code, rule in rules.items() if rule.find(evidence) is not None}
 
 
-@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:Using a target size")
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_of_a_training_is_found(name: str, tmp_path: Path) -> None:
     loop, code = FAULTS[name]
@@ -64,6 +65,7 @@ def test_fault_of_a_training_is_found(name: str, tmp_path: Path) -> None:
         assert diagnose(recorder.records).diagnoses[0].code == code
 
 
+@pytest.mark.filterwarnings("ignore:Using a target size")
 @pytest.mark.parametrize("name", SOUND)
 def test_healthy_training_has_no_cause_of_a_fault(name: str, tmp_path: Path) -> None:
     recorder = recorded(tmp_path, SOUND[name]())

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 Step = Callable[[], None]
+STEPS_OF_A_LOOP = 60  # at most, of a recorded one
 
 
 def net(*, dropout: float = 0.0, outputs: int = 4) -> nn.Sequential:
@@ -109,6 +110,224 @@ def optimizer_made_anew(*, is_kept: bool) -> Step:
         update(optimizer, functional.cross_entropy(model(inputs), labels))
 
     return step
+
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def regression(loss: Loss, batches: int | None = None, outputs: int = 1, *, is_squeezed: bool = False) -> Step:
+    """Fit one number for each sample; the loss gets predictions of shape 16 × 1 and targets of shape 16.
+
+    batches: the number of batches, which come again and again; None for others in each step.
+    """
+    model = net(outputs=outputs)
+    optimizer = SGD(model.parameters(), 1e-3)
+    kept = [torch.randn(16, 8) for _ in range(batches or STEPS_OF_A_LOOP)]
+    numbers = count()
+
+    def step() -> None:
+        inputs = kept[next(numbers) % len(kept)]
+        target, prediction = inputs[:, 0].sin(), model(inputs)
+        if is_squeezed:
+            target, prediction = target[:, None], prediction.squeeze()
+        update(optimizer, loss(prediction, target))
+
+    return step
+
+
+def own_huber(prediction: Tensor, target: Tensor) -> Tensor:
+    error = prediction - target
+    return torch.where(error.abs() < 0.5, 0.5 * error**2, 0.5 * (error.abs() - 0.25)).mean()
+
+
+def normal_likelihood(prediction: Tensor, target: Tensor) -> Tensor:
+    return -torch.distributions.Normal(prediction, 1.0).log_prob(target).mean()
+
+
+def own_cross_entropy(prediction: Tensor, target: Tensor) -> Tensor:
+    label = (target > 0).float()
+    chances = prediction.sigmoid()
+    return -(label * chances.log() + (1 - label) * (1 - chances).log()).mean()
+
+
+BROADCAST_LOSSES: dict[str, Loss] = {
+    "squared": lambda prediction, target: ((prediction - target) ** 2).mean(),
+    "absolute": lambda prediction, target: (target - prediction).abs().sum(),
+    "root_of_the_mean_square": lambda prediction, target: (prediction - target).square().mean().sqrt(),
+    "norm": lambda prediction, target: torch.linalg.vector_norm(prediction - target),
+    "huber_of_torch": functional.huber_loss,
+    "mse_of_torch": functional.mse_loss,
+    "weighted_mse_of_torch": lambda prediction, target: (
+        functional.mse_loss(prediction, target, reduction="none") * target.abs()
+    ).mean(),
+    "l1_of_torch": functional.l1_loss,
+    "poisson_of_torch": functional.poisson_nll_loss,
+    "own_huber": own_huber,
+    "own_cross_entropy": own_cross_entropy,
+    "margin": lambda prediction, target: functional.relu(1 - prediction * target.sign()).mean(),
+    "normal_likelihood": normal_likelihood,
+    "rescaled": lambda prediction, target: functional.mse_loss(3 * prediction + 1, target),
+}
+
+# Losses that pair each prediction with all others on purpose, or with constants, or do not pair.
+WEIGHTS = torch.rand(16, 16)
+LEVELS = torch.linspace(0.05, 0.95, 16)
+
+
+def ranking(prediction: Tensor, target: Tensor) -> Tensor:
+    wins = (target[:, None] > target[None, :]).float()
+    return (functional.softplus(prediction.T - prediction) * wins).mean()
+
+
+def partial_likelihood(prediction: Tensor, target: Tensor) -> Tensor:
+    """Return the loss of Cox: each risk is compared with those that live longer."""
+    at_risk = (target[None, :] >= target[:, None]).float()
+    return -(prediction.squeeze(1) - torch.log((prediction.exp().T * at_risk).sum(1))).mean()
+
+
+def kernel_distance(prediction: Tensor, target: Tensor) -> Tensor:
+    """Return the distance of the distributions of predictions and targets by a kernel."""
+    of_both = torch.exp(-((prediction - target) ** 2)).mean()
+    return torch.exp(-((prediction - prediction.T) ** 2)).mean() - 2 * of_both
+
+
+def nearest(prediction: Tensor, target: Tensor) -> Tensor:
+    return (prediction - target).abs().amin(1).mean()
+
+
+def with_transport(prediction: Tensor, target: Tensor) -> Tensor:
+    with torch.no_grad():
+        plan = torch.softmax(-((prediction - target) ** 2), 1)
+    return (plan * (prediction - target) ** 2).mean()
+
+
+def with_a_mask(prediction: Tensor, target: Tensor) -> Tensor:
+    error = (prediction - target) ** 2
+    return torch.where(target[:, None] > target[None, :], error, 0.0).sum()
+
+
+PAIRING_LOSSES: dict[str, Loss] = {
+    "same_shape": lambda prediction, target: functional.mse_loss(prediction.squeeze(1), target),
+    "ranking": ranking,
+    "partial_likelihood": partial_likelihood,
+    "kernel_distance": kernel_distance,
+    "nearest_targets": nearest,
+    "transport_plan": with_transport,
+    "mask_of_pairs": with_a_mask,
+    "added_matrix": lambda prediction, _: functional.softplus(prediction - WEIGHTS).mean(),
+    "likelihood_of_a_mixture": lambda prediction, target: -torch.logsumexp(-((prediction - target) ** 2), 0).mean(),
+    "constant_label": lambda prediction, _: ((prediction - torch.ones(16)) ** 2).mean(),
+    "constant_label_of_torch": lambda prediction, _: functional.mse_loss(prediction, torch.ones(16)),
+    "thresholds": lambda prediction, _: functional.softplus(prediction - LEVELS).mean(),
+    "quantiles": lambda prediction, target: torch.maximum(
+        LEVELS * (target[:, None] - prediction), (LEVELS - 1) * (target[:, None] - prediction)
+    ).mean(),
+    "weights_of_samples": lambda prediction, target: ((prediction - target[:, None]) ** 2 * target.abs()).mean(),
+    "regression_and_pairs": lambda prediction, target: (
+        functional.mse_loss(prediction.squeeze(1), target) + 0.1 * torch.exp(-((prediction - target) ** 2)).mean()
+    ),
+}
+
+
+Use = Callable[[Tensor], object]
+
+
+def wide() -> nn.Sequential:
+    """Return a model with most of its work in its first layer."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 4))
+
+
+def input_with_a_gradient(
+    use: Use = lambda _: None,
+    prepare: Use = lambda _: None,
+    call: Callable[[nn.Module, Tensor], Tensor] = lambda model, inputs: model(inputs),
+    model: nn.Module | None = None,
+    *,
+    inputs: Tensor | None = None,
+) -> Step:
+    """Train a model with an input that requires a gradient.
+
+    use: called with the input after the update. prepare: called with it before forward. inputs: of all steps; None for
+    others in each step.
+    """
+    trained = wide() if model is None else model
+    optimizer = SGD(trained.parameters(), 1e-3)
+
+    def step() -> None:
+        batch = torch.randn(256, 512) if inputs is None else inputs
+        batch.requires_grad_()
+        prepare(batch)
+        update(optimizer, call(trained, batch).square().mean())
+        use(batch)
+
+    return step
+
+
+def normalised_in_graph(model: nn.Module, inputs: Tensor) -> Tensor:
+    result: Tensor = model((inputs - 0.1) / 2)
+    return result
+
+
+def read_in_place(inputs: Tensor) -> None:
+    assert inputs.grad is not None
+    with torch.no_grad():
+        inputs -= 0.1 * inputs.grad
+
+
+def kept_inputs() -> Step:
+    kept: list[Tensor] = []
+    return input_with_a_gradient(kept.append)
+
+
+def input_of_an_optimizer() -> Step:
+    """Fit an image and a model together, as style transfer does with the image alone."""
+    model, inputs = wide(), torch.randn(256, 512, requires_grad=True)
+    optimizer = SGD([*model.parameters(), inputs], 1e-3)
+    return lambda: update(optimizer, model(inputs).square().mean())
+
+
+def first_half_elsewhere() -> Step:
+    """Train two halves, where the second sends the gradient of its input to the first, as split learning does."""
+    first, second = nn.Linear(8, 512), wide()
+    optimizers = SGD(first.parameters(), 1e-3), SGD(second.parameters(), 1e-3)
+
+    def step() -> None:
+        sent = first(torch.randn(256, 8))
+        received = sent.detach().requires_grad_()
+        for each in optimizers:
+            each.zero_grad()
+        second(received).square().mean().backward()
+        sent.backward(received.grad)
+        for each in optimizers:
+            each.step()
+
+    return step
+
+
+class CheckpointedFirst(nn.Module):
+    """Model with a checkpoint around its first layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = wide()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        first, *others = self.layers
+        return nn.Sequential(*others)(checkpoint(first, inputs, use_reentrant=True))
+
+
+def hooked_layers() -> Step:
+    model, seen = wide(), list[float]()
+    model[0].register_full_backward_hook(lambda _, inputs, __: seen.append(float(inputs[0].norm())))
+    return input_with_a_gradient(model=model)
+
+
+def deep_after_a_cheap_first_layer() -> Step:
+    torch.manual_seed(0)
+    layers = [nn.Linear(8, 256), *(nn.Linear(256, 256) for _ in range(3))]
+    model = nn.Sequential(nn.Flatten(0, 1), nn.Unflatten(1, (64, 8)), nn.Flatten(0, 1), *layers)
+    return input_with_a_gradient(model=model, inputs=torch.randn(1, 32, 512))
 
 
 def never_cleared() -> Step:
@@ -597,6 +816,25 @@ FAULTS: dict[str, tuple[Callable[[], Step], str]] = {  # name → (the loop, the
     "rate_divided_in_each_step": (rate_divided_in_each_step, "vanishing-rate"),
     "optimizer_made_anew": (lambda: optimizer_made_anew(is_kept=False), "remade-optimizers"),
     "optimizer_made_anew_and_kept": (lambda: optimizer_made_anew(is_kept=True), "remade-optimizers"),
+    **{
+        f"targets_broadcast_in_{name}": (lambda loss=loss: regression(loss), "paired-targets")  # type: ignore[misc]
+        for name, loss in BROADCAST_LOSSES.items()
+    },
+    "targets_broadcast_in_one_batch": (lambda: regression(BROADCAST_LOSSES["squared"], 1), "paired-targets"),
+    "squeezed_predictions": (lambda: regression(BROADCAST_LOSSES["squared"], is_squeezed=True), "paired-targets"),
+    "squeezed_predictions_in_mse_of_torch": (
+        lambda: regression(functional.mse_loss, is_squeezed=True),
+        "paired-targets",
+    ),
+    "input_marked_for_a_saliency_map": (input_with_a_gradient, "input-gradients"),
+    "one_input_marked_for_a_saliency_map": (
+        lambda: input_with_a_gradient(inputs=torch.randn(256, 512)),
+        "input-gradients",
+    ),
+    "normalised_input_marked_for_a_saliency_map": (
+        lambda: input_with_a_gradient(call=normalised_in_graph),
+        "input-gradients",
+    ),
     "backbone_with_gradients": (backbone_with_gradients, "unused-gradients"),
     "table_of_which_few_rows_are_used": (table_of_which_few_rows_are_used, "dense-gradients"),
     "penalty_on_all_rows_of_a_table": (penalty_on_all_rows_of_a_table, "dense-gradients"),
@@ -1129,4 +1367,20 @@ SOUND: dict[str, Callable[[], Step]] = {
         lambda model, inputs: model.states(inputs, torch.zeros(1, inputs.shape[1], 12))[:, -1]
     ),
     "recurrent_over_packed_sequences": lambda: recurrent(last_of_packed),
+    "saliency_of_each_step": lambda: input_with_a_gradient(lambda inputs: inputs.grad.abs().amax(1)),  # type: ignore[union-attr]
+    "saliency_by_a_hook": lambda: input_with_a_gradient(prepare=lambda inputs: inputs.register_hook(lambda _: None)),
+    "input_changed_by_its_gradient": lambda: input_with_a_gradient(read_in_place, inputs=torch.randn(256, 512)),
+    "inputs_kept_for_later": kept_inputs,
+    "input_of_an_optimizer": input_of_an_optimizer,
+    "input_of_a_reentrant_checkpoint": lambda: input_with_a_gradient(
+        call=lambda model, inputs: checkpoint(model, inputs, use_reentrant=True)
+    ),
+    "reentrant_checkpoint_of_a_layer": lambda: input_with_a_gradient(model=CheckpointedFirst()),
+    "first_half_elsewhere": first_half_elsewhere,
+    "hooked_layers": hooked_layers,
+    "deep_after_a_cheap_first_layer": deep_after_a_cheap_first_layer,
+    "plain_input": lambda: input_with_a_gradient(prepare=lambda inputs: inputs.requires_grad_(False)),
+    **{f"loss_with_{name}": (lambda loss=loss: regression(loss)) for name, loss in PAIRING_LOSSES.items()},  # type: ignore[misc]
+    "thresholds_for_one_batch": lambda: regression(PAIRING_LOSSES["thresholds"], 1),
+    "ensemble": lambda: regression(lambda prediction, target: ((prediction - target[:, None]) ** 2).mean(), outputs=16),
 }
