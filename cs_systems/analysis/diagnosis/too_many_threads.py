@@ -14,7 +14,7 @@ PHASES = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find more threads than cores by a measured operator; what the step gains, only a run without them can tell."""
     row, step_s = THREADS.first(evidence.tables), evidence.step_s
-    if row is None or step_s is None or row["time_s"] < SLOWER * row["of_cores_s"]:
+    if row is None or step_s is None or not row["of_cores_s"] or row["time_s"] < SLOWER * row["of_cores_s"]:
         return None
     lasted_s = min(step_s, evidence.phases_s(*PHASES))
     ratio = row["time_s"] / row["of_cores_s"]

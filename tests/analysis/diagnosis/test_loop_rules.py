@@ -1147,6 +1147,10 @@ def test_pairs_are_placed_in_the_function_with_most_of_the_loss(samples: int, wh
     assert found.where == where
 
 
+def test_operator_that_takes_no_time_on_the_cores_shows_nothing_of_threads() -> None:
+    assert causes(loop({"threads": [{"threads": 8, "cores": 2, "time_s": 0.004, "of_cores_s": 0.0}]})) == ()
+
+
 def test_wrong_training_comes_before_a_slow_start() -> None:
     tables = {"slow_start": [STARTED], "updates": [updates(again=0, cleared=0, changed=0)]}
     assert [one.code for one in apply_rules(loop(tables)).diagnoses] == ["no-update", "start-up"]
