@@ -78,5 +78,5 @@ def test_stopped_script_says_that_its_own_python_was_not_sampled(tmp_path: Path)
 
 def test_loop_without_a_fault_has_no_cause(tmp_path: Path) -> None:
     found = first_sentence(tmp_path, "none")
-    assert "of the step is" not in found
+    assert not found.startswith("1. ")
     assert "grows" not in found
