@@ -35,6 +35,7 @@ class OwnPythonRow(TypedDict):
     share: float  # share of the phase's samples
     samples: int
     feeds_model: bool  # its result is an input of the model, or that of a forward without gradients one of the loss
+    place_share: NotRequired[float]  # share of the function's time that `place` has
 
 
 class InnerLineRow(TypedDict):
@@ -171,8 +172,9 @@ class DoubleSoftmaxRow(TypedDict):
 
 
 class UnregisteredRow(TypedDict):
-    """Parameters below the loss that no module and no optimizer holds, and that do not change."""
+    """Parameters below the loss, in a Python list, tuple or dict of a module, that do not change."""
 
+    holder: str  # such as `Net.layers`
     parameters: int
     elements: int
     largest: str  # shape of the largest one, such as `64 × 64`
@@ -432,7 +434,7 @@ OUTCOME = Table("outcome", OutcomeRow, "outcome of the timed steps")
 UPDATES = Table("updates", UpdatesRow, "steps of the optimizers that were looked at")
 REMADE_OPTIMIZERS = Table("remade_optimizers", RemadeOptimizersRow, "optimizers that were made anew")
 DOUBLE_SOFTMAX = Table("double_softmax", DoubleSoftmaxRow, "softmax that is applied twice")
-UNREGISTERED = Table("unregistered", UnregisteredRow, "parameters that no module and no optimizer holds")
+UNREGISTERED = Table("unregistered", UnregisteredRow, "parameters in Python lists")
 LEARNING_RATES = Table("learning_rates", LearningRateRow, "learning rates")
 PAIRED_TARGETS = Table("paired_targets", PairedTargetsRow, "losses that pair each prediction with all targets")
 UNUSED_PASSES = Table("unused_passes", UnusedPassesRow, "backward passes without an optimizer step")

@@ -11,10 +11,9 @@ from cs_systems.analysis.diagnosis.python_in_forward import FEWEST, places
 
 NOTABLE = 0.2  # share of the step; some methods need a small one
 # Cholesky's is left out: it costs a fraction of the others, and methods with covariances need it in each step.
-_CALLS = re.compile(
-    r"\b(?:torch|linalg|LA)\.(?:svd|svdvals|eig|eigvals|eigh|eigvalsh|p?inv|p?inverse|matrix_rank|cond)\("
-    r"|norm\(.*[\"']nuc[\"']"
-)
+_NAMES = "svd|svdvals|eig|eigvals|eigh|eigvalsh|inv|pinv|inverse|pinverse|matrix_rank"
+_CALLS = re.compile(rf"\b(?:torch|linalg|LA)\.(?:{_NAMES})\(|\b(?:linalg|LA)\.cond\(|norm\(.*[\"']nuc[\"']")
+METHODS = {*_NAMES.split("|"), "cond", "norm", "matrix_norm"}
 REMEDY = (
     "decompose every few steps, or a smaller matrix; where one number is enough, compute it alone, such as the largest "
     "singular value by a power iteration (torch.nn.utils.parametrizations.spectral_norm); solve() in place of an "
@@ -24,7 +23,8 @@ REMEDY = (
 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the time of own lines that decompose a matrix; that of their gradients is not in it."""
-    rows = [row for row in INNER_LINES.of(evidence.tables) if _CALLS.search(row["source"])]
+    lines = INNER_LINES.of(evidence.tables)
+    rows = [row for row in lines if row["method"] in METHODS and _CALLS.search(row["source"])]
     step_s = evidence.step_s
     if not evidence.is_loop or step_s is None or sum(row["samples"] for row in rows) < FEWEST:
         return None

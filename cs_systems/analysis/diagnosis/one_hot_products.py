@@ -22,6 +22,7 @@ SEVERAL = (
     "the vectors"
 )
 WEIGHTED = " and their values as per_sample_weights"
+BIAS = "; add its bias to the result"
 SPARSE = "; sparse=True, with SGD, Adagrad or SparseAdam, limits the gradient and the update to the used rows"
 _MAKES = re.compile(r"\bone_hot\(")
 MAKING = ("one_hot", "float", "to", "type")  # methods on a line that makes one-hot rows
@@ -63,7 +64,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     evidence_rows: tuple[Row, ...] = (*rows, *makes)
     return Diagnosis(
         cause,
-        remedy + SPARSE * is_updated,
+        remedy + BIAS + SPARSE * is_updated,
         step_s,
         takes=min(step_s, takes),
         evidence=evidence_rows,

@@ -35,9 +35,8 @@ EMPTY_CACHE = "empty_cache"
 READS = ("item", "tolist")  # methods that read numbers from the GPU
 FEWEST = 3  # fewest samples of the stack for a function
 LOGGED = HostWork("computes what it writes to a log", "log less often, or fewer values")
-COLLECTIVES = re.compile(
-    r"(?:\bdist|distributed)\.(?:all_reduce|all_gather|all_to_all|reduce|reduce_scatter|broadcast|gather|scatter|barrier)"
-    r"\w*$"
+COLLECTIVES = re.compile(  # methods of a tensor named dist, such as gather, are none
+    r"(?:(?<![\w.])dist|distributed)\.(?:all_reduce|all_gather|all_to_all|reduce_scatter|broadcast|barrier)\w*$"
 )
 REMEDY = "do it less often, make it faster, or, if it prepares data, move it into the workers of a data loader"
 
@@ -87,9 +86,14 @@ def empties_cache(row: OwnPythonRow) -> bool:
 
 
 def is_lonely(row: OwnPythonRow, evidence: Evidence) -> bool:
-    """Return whether a line outside of the phases calls a collective in a program of one process."""
-    is_alone = evidence.config is not None and evidence.config.world_size == 1
-    return is_alone and row["phase"] == OTHER and COLLECTIVES.search(row.get("calls") or "") is not None
+    """Return whether a function is mostly collectives between the phases, in a program of one process on a CPU.
+
+    On a GPU they may wait for its kernels.
+    """
+    config = evidence.config
+    is_alone = config is not None and config.world_size == 1 and config.device == "cpu"
+    is_most = row.get("place_share", 0.0) >= MOSTLY
+    return is_alone and is_most and row["phase"] == OTHER and bool(COLLECTIVES.search(row.get("calls") or ""))
 
 
 def _with_reads(

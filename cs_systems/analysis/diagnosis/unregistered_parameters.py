@@ -1,4 +1,4 @@
-"""Rule for parameters that backward reaches, and that no module and no optimizer knows: they are never trained."""
+"""Rule for parameters that a module keeps in a Python list, where neither it nor an optimizer finds them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from cs_systems.core.units import counted
 
 FEWEST = 3  # passes
 REMEDY = (
-    "keep layers in nn.ModuleList or nn.ModuleDict in place of a Python list or dict, and make the optimizer after them"
+    "keep layers in nn.ModuleList or nn.ModuleDict, and single parameters in nn.ParameterList, and make the optimizer "
+    "after that"
 )
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find parameters outside of all models and optimizers of which the values do not change."""
+    """Find parameters in a list of a module, outside of all optimizers, of which the values do not change."""
     row = UNREGISTERED.first(evidence.tables)
     if row is None or row["passes"] < FEWEST:
         return None
-    does = "gets gradients and is" if row["parameters"] == 1 else "get gradients and are"
+    does = "gets gradients and does" if row["parameters"] == 1 else "get gradients and do"
     cause = (
-        f"{counted(row['parameters'], 'parameter')}, the largest {row['largest']}, {does} never trained: no module's "
-        "parameters() and no optimizer holds them"
+        f"{counted(row['parameters'], 'parameter')} in {row['holder']}, the largest {row['largest']}, {does} not "
+        "change in the steps that were looked at: a module does not find the parameters in a Python list, tuple or dict"
     )
     return of_training(cause, REMEDY, (row,))
 

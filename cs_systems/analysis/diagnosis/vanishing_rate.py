@@ -10,6 +10,7 @@ from cs_systems.analysis.diagnosis._forms import of_training
 FEWEST = 3  # observed steps after the timed ones
 SMALL = 1e-3  # share of the largest rate; at the end of a short schedule a rate is larger, but for the last steps
 REMEDY = "call scheduler.step() once per epoch, or give the scheduler the number of batches"
+OWN = "find what lowers it in each step, such as a scheduler that was meant for epochs"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
@@ -25,7 +26,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
         f"the learning rate of {row['optimizer']} vanishes: from {row['largest']:.3g} to {row['last']:.3g} in "
         f"{row['steps']} steps{by}"
     )
-    return of_training(cause, REMEDY, rows)
+    return of_training(cause, REMEDY if name else OWN, rows)
 
 
 RULE = Rule(find, judges_loop=True, precedes=("start-up",))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 MOST_NODES = 100_000
+MOST_GRAPHS = 6  # that one observer looks through: with thousands of nodes, one takes some milliseconds
 # rates that one core of any machine exceeds, so that the bound is not below the real time
 ELEMENTS_PER_S, FLOPS_PER_S = 2e8, 5e9
 # parts of the names of nodes whose operator sums over an inner dimension
@@ -94,13 +95,20 @@ def costs_by_operator(roots: Any, leaves: Iterable[Tensor]) -> dict[int, float]:
 
     It is the number in its thread's sequence, so that no part of the graph is kept.
     """
-    wanted, leads = {id(each) for each in leaves}, dict[Any, bool]()
     costs: dict[int, float] = {}
-    for node, following in inputs_first(roots):
-        leads[node] = id(getattr(node, "variable", None)) in wanted or any(leads.get(each, False) for each in following)
-        if leads[node] and _is_operator(node):
+    for node, following in leading_to(roots, leaves):
+        if _is_operator(node):
             costs[node._sequence_nr()] = _arithmetic_s(node, _widest(following))
     return costs
+
+
+def leading_to(roots: Any, leaves: Iterable[Tensor]) -> Iterator[tuple[Any, list[Any]]]:
+    """Yield the nodes below the roots that lead to some leaves, each with those that follow it in backward."""
+    wanted, leads = {id(each) for each in leaves}, dict[Any, bool]()
+    for node, following in inputs_first(roots):
+        leads[node] = id(getattr(node, "variable", None)) in wanted or any(leads.get(each, False) for each in following)
+        if leads[node]:
+            yield node, following
 
 
 def backward_costs(roots: Any, leaves: Iterable[Tensor]) -> tuple[float, float]:

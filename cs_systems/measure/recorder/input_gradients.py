@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from cs_systems.analysis.comparison.loop_findings import INPUT_GRADIENTS
-from cs_systems.measure.recorder.graph_size import MOST_NODES, backward_costs, inputs_first, leaves_below
+from cs_systems.measure.recorder.graph_size import MOST_NODES, backward_costs, leading_to, leaves_below, nodes_below
 from cs_systems.measure.recorder.observers import FewSteps, ModelCall
 from cs_systems.measure.recorder.stacks import own_lines, place_of
-from cs_systems.measure.recorder.subject import Subject
+from cs_systems.measure.recorder.subject import Subject, parameters_of
 from cs_systems.measure.workloads._batches import tensors_in
 
 MOST_STEPS = 4  # of each period; the first one only shows whether the program keeps its input
@@ -144,20 +144,16 @@ def _share(roots: Any, leaves: list[Tensor]) -> float:
 
     Functions of the program, and those of checkpoints and hooks, may need that their input has a gradient.
     """
-    wanted, leads = {id(each) for each in leaves}, dict[Any, bool]()
-    for node, following in inputs_first(roots):
-        leads[node] = id(getattr(node, "variable", None)) in wanted or any(leads.get(each, False) for each in following)
-        if leads[node] and isinstance(node, BackwardCFunction):
-            return 0.0
+    if any(isinstance(node, BackwardCFunction) for node, _ in leading_to(roots, leaves)):
+        return 0.0
     alone_s, total_s = backward_costs(roots, leaves)
-    return alone_s / total_s if total_s and len(leads) < MOST_NODES else 0.0
+    return alone_s / total_s if total_s and len(nodes_below(roots)) < MOST_NODES else 0.0
 
 
 def _held(subject: Subject) -> set[int]:
     """Return the identities of the parameters of the models and of the optimizers."""
     of_models = (p for model in subject.models for p in model.parameters())
-    of_optimizers = (p for each in subject.optimizers for group in each.param_groups for p in group["params"])
-    return {id(p) for p in (*of_models, *of_optimizers)}
+    return {id(p) for p in (*of_models, *parameters_of(*subject.optimizers))}
 
 
 def _has_hooks(tensor: Tensor) -> bool:

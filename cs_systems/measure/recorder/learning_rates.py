@@ -50,7 +50,8 @@ class LearningRates(FewSteps):
 
     def _row(self, optimizer: Optimizer, before: list[float], after: list[float]) -> LearningRateRow:
         objects = (each for each in gc.get_objects() if issubclass(type(each), LRScheduler))
-        scheduler = next((each for each in objects if each.optimizer is optimizer), None)
+        found = [each for each in objects if getattr(each, "optimizer", None) is optimizer]
+        scheduler = found[0] if len(found) == 1 else None  # of several, which one shrinks the rate is not known
         return {
             "optimizer": type(optimizer).__name__,
             "steps": self._steps,
@@ -59,7 +60,7 @@ class LearningRates(FewSteps):
             "last": after[-1],
             "observed_after": len(after),
             "scheduler": type(scheduler).__name__ if scheduler is not None else None,
-            "scheduled": scheduler.last_epoch if scheduler is not None else None,
+            "scheduled": getattr(scheduler, "_step_count", 1) - 1 if scheduler is not None else None,
         }
 
 

@@ -71,6 +71,7 @@ def own_python(
                 "share": lasted_s / all_s,
                 "samples": counts[phase, code, feeds],
                 "feeds_model": feeds,
+                "place_share": lines[most] / lasted_s if lasted_s else 0.0,
             }
         )
     rows += [

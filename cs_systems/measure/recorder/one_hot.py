@@ -23,7 +23,7 @@ from cs_systems.measure.recorder.guard import as_guest
 from cs_systems.measure.recorder.module_calls import CallObserver, SeenCall
 from cs_systems.measure.recorder.observers import Period
 from cs_systems.measure.recorder.stacks import Line, function_of, own_lines, place_of
-from cs_systems.measure.recorder.subject import Subject
+from cs_systems.measure.recorder.subject import Subject, parameters_of
 
 FEWEST_COLUMNS, MOST_SHARE = 256, 0.01  # numbers in a row, and the largest share of them that is not 0
 FEW_ROWS, MOST_ROWS = 16, 1024  # rows that are read first, and of an input that looks one-hot
@@ -134,7 +134,7 @@ class OneHot(CallObserver):
         self._found, self._ratios = {}, {}
 
     def _row(self, which: int, layer: _Layer) -> OneHotRow:
-        held = [p for each in self._subject.optimizers for group in each.param_groups for p in group["params"]]
+        held = parameters_of(*self._subject.optimizers)
         of_layer = sum(p.numel() for p in held if id(p) == which)
         ratio = self._ratios.get(which, 0.0)
         return {

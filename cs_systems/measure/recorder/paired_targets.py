@@ -25,18 +25,19 @@ from cs_systems.measure.workloads._batches import tensors_in
 
 MOST_STEPS = 3  # of each period
 FEWEST, MOST = 8, 1 << 13  # predictions of a batch; the look reads as many elements as pairs
+MOST_RESULTS = 8  # of a step, whose graphs live until its end
 MOST_COMPARED = 256  # rows and columns of the pairs that are compared
 # Nodes by their names before "Backward": losses, which save their target; sums of all elements; operators of two
 # operands; those that change no element; and elementwise ones.
 LOSSES = frozenset({"MseLoss", "SmoothL1Loss", "HuberLoss"})
-SUMS = LOSSES | {"Mean", "Sum", "Norm", "LinalgVectorNorm"}
+TO_ONE_NUMBER = LOSSES | {"Mean", "Sum", "Norm", "LinalgVectorNorm"}
 DIFFERENCES, FACTORS = frozenset({"Sub", "Add"}), frozenset({"Mul", "Div"})
 SAME = frozenset({"View", "UnsafeView", "ReshapeAlias", "Squeeze", "Select", "Slice", "ToCopy", "Alias", "Clone"})
 OF_ONE = (
     "Abs Atan Clamp Cos Cosh Elu Erf Exp Expm1 Gelu Hardtanh LeakyRelu Log Log10 Log1P Log2 LogSigmoid NanToNum Neg "
     "Pow Reciprocal Relu Rsqrt Rsub Sigmoid Sign Silu Sinh Softplus Sqrt Tanh Threshold"
 )
-ELEMENTWISE = SAME | DIFFERENCES | FACTORS | {*OF_ONE.split(), "Maximum", "Minimum", "Where", "Expand"}
+SAME_SIZE = SAME | DIFFERENCES | FACTORS | {*OF_ONE.split(), "Maximum", "Minimum", "Where", "Expand"}
 Edge = tuple[Any, int]  # a node and the number of its output
 
 
@@ -95,6 +96,8 @@ class PairedTargets(FewSteps):
                 of = sum(
                     float(tensor.detach().sum(dtype=torch.float64)) for tensor in self._inputs if _has_numbers(tensor)
                 )
+                # more results than these are those of an evaluation with its graph, which is not to be kept
+                self._results = self._results[1 - MOST_RESULTS :]
                 self._results.append(Result((each.grad_fn, each.output_nr), each.detach(), of))
         self._inputs = []
 
@@ -217,16 +220,16 @@ class _Graph:
             self._users[below].append(node)
         if any(_size_of(each) > self._count for each in others):
             return False
-        if not pairs and size == self._count and not others and _is_of(node, ELEMENTWISE):
+        if not pairs and size == self._count and not others and _is_of(node, SAME_SIZE):
             self._single[node, 0] = self._made(node, of)
             return True
         if not pairs and size == self._count**2 and len(node.next_functions) <= 2 and len(of) == 1 and not others:
             self._users[node] = []
             return _is_of(node, {"Expand", *DIFFERENCES, *FACTORS})
-        if pairs and size == self._count**2 and _is_of(node, ELEMENTWISE | LOSSES):
+        if pairs and size == self._count**2 and _is_of(node, SAME_SIZE | LOSSES):
             self._users[node] = []
             return self._has_no_weights(node)
-        return bool(pairs) and size == 1 and not others and _is_of(node, SUMS)
+        return bool(pairs) and size == 1 and not others and _is_of(node, TO_ONE_NUMBER)
 
     def _made(self, node: Any, of: Sequence[Edge]) -> Single:
         """Return what an operator makes of the predictions, or of what others have made of them."""
@@ -286,12 +289,12 @@ class _Graph:
         pairs, expanded = differences.squeeze(), predictions.expand(differences.shape).squeeze()
         if expanded.stride(0) == 0:
             pairs, expanded = pairs.T, expanded.T
-        pairs, expanded = pairs.double(), expanded.double()
-        error = 16 * torch.finfo(differences.dtype).eps * (pairs.abs().max() + expanded.abs().max())
-        for targets in (expanded - pairs, expanded + pairs, pairs - expanded):
-            some = targets[:MOST_COMPARED, :MOST_COMPARED]
-            if (some - some[:1]).abs().max() <= error:
-                return targets[0]
+        some = [each[:MOST_COMPARED, :MOST_COMPARED].double() for each in (expanded, pairs)]
+        error = 16 * torch.finfo(differences.dtype).eps * sum(each.abs().max() for each in some)
+        for of_expanded, of_pairs in ((1, -1), (1, 1), (-1, 1)):
+            targets = of_expanded * some[0] + of_pairs * some[1]
+            if (targets - targets[:1]).abs().max() <= error:
+                return of_expanded * expanded[0].double() + of_pairs * pairs[0].double()
         return None
 
 
@@ -314,7 +317,13 @@ def _constant(node: Any) -> Tensor | None:
 
 
 def _saved(node: Any, name: str) -> Tensor | None:
-    """Return a tensor that a node has saved; None if it saves no such one, or it was changed since."""
+    """Return a tensor that a node has saved; None if it saves no such one, or it was changed or packed since.
+
+    To unpack one would call the program's hooks, such as those of a checkpoint, which compute the loss again.
+    """
+    raw = getattr(node, f"_raw_saved_{name}", None)
+    if raw is None or getattr(raw, "unpack_hook", raw) is not None:
+        return None
     try:
         saved = getattr(node, f"_saved_{name}", None)
     except RuntimeError:

@@ -6,14 +6,14 @@ import weakref
 from collections.abc import Iterator
 
 import torch
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from cs_systems.analysis.comparison.loop_findings import REMADE_OPTIMIZERS, RemadeOptimizersRow
 from cs_systems.measure.recorder.observers import FewSteps
 
 
 class RemadeOptimizers(FewSteps):
-    """Identity of the optimizer of each first parameter, in a few steps."""
+    """Observer of which optimizers step each optimizer's first parameter, in a few steps."""
 
     runs_operators = False
 
@@ -28,7 +28,7 @@ class RemadeOptimizers(FewSteps):
 
     def look_after_update(self, optimizer: Optimizer) -> None:
         parameter: torch.Tensor | None = next((p for group in optimizer.param_groups for p in group["params"]), None)
-        if parameter is None:
+        if parameter is None or isinstance(optimizer, LBFGS):  # a step of LBFGS may be a whole problem
             return
         for known, optimizers, row in self._known:
             if known() is parameter:

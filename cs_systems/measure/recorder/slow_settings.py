@@ -47,7 +47,7 @@ class Layer(NamedTuple):
     def elements(self) -> int:
         return math.prod(self.inputs) + math.prod(self.weights)
 
-    def compute(self, dtype: torch.dtype) -> float:
+    def measured_s(self, dtype: torch.dtype) -> float:
         """Return the time of the layer and its gradients in this precision."""
         inputs = torch.ones(self.inputs, dtype=dtype, requires_grad=self.has_input_gradient)
         weights = torch.ones(self.weights, dtype=dtype, requires_grad=True)
@@ -118,9 +118,9 @@ def _row(
         for layer in sorted(layers, key=lambda each: -each.elements):
             if count and time.perf_counter() - begin_s > MOST_S:
                 break
-            times_s = layers[layer] * min(layer.compute(layer.dtype) for _ in range(ROUNDS))
+            times_s = layers[layer] * min(layer.measured_s(layer.dtype) for _ in range(ROUNDS))
             with without():
-                usual_s += layers[layer] * min(layer.compute(usual or layer.dtype) for _ in range(ROUNDS))
+                usual_s += layers[layer] * min(layer.measured_s(usual or layer.dtype) for _ in range(ROUNDS))
             time_s += times_s
             count += layers[layer]
     if not count:

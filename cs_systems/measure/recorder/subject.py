@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from cs_systems.config import RunConfig
 from cs_systems.core.fields import LOOP
 from cs_systems.machine.device import Device
 from cs_systems.record import Row
+
+
+def parameters_of(*optimizers: Optimizer) -> list[Tensor]:
+    """Return the parameters that optimizers hold."""
+    return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
 
 
 @dataclass

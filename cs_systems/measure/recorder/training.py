@@ -18,7 +18,7 @@ from cs_systems.measure.recorder.graph_size import costs_by_owners, multiplied
 from cs_systems.measure.recorder.observers import FewSteps, Hidden, ModelCall, is_profiled
 from cs_systems.measure.recorder.phases import Timeline
 from cs_systems.measure.recorder.stacks import own_lines, place_of
-from cs_systems.measure.recorder.subject import Subject
+from cs_systems.measure.recorder.subject import Subject, parameters_of
 from cs_systems.measure.recorder.weights import Weights
 from cs_systems.measure.workloads._batches import tensors_in
 
@@ -78,7 +78,7 @@ class Training(FewSteps):
         if not self._used_rows:
             self._multiplied |= multiplied(roots)
         if len(self._subject.optimizers) > 1:
-            of = [(id(self._gradients.of(each)), _held(each)) for each in self._subject.optimizers]
+            of = [(id(self._gradients.of(each)), parameters_of(each)) for each in self._subject.optimizers]
             owners = {id(p): which for which, parameters in of for p in parameters}
             line = own_lines(sys._getframe(1))[1]
             self._costs[self._gradients.passes] = costs_by_owners(roots, owners), place_of(line) if line else None
@@ -91,7 +91,7 @@ class Training(FewSteps):
         self._gradients.step_begins(optimizer)
         if optimizer not in self._used_rows:
             tables = self._tables()
-            held = [p for p in _held(optimizer) if id(p) in tables and is_large(p)]
+            held = [p for p in parameters_of(optimizer) if id(p) in tables and is_large(p)]
             self._used_rows[optimizer] = {id(p): used_rows(p) for p in held}
 
     def look_after_update(self, optimizer: Optimizer) -> None:
@@ -121,7 +121,7 @@ class Training(FewSteps):
             for name, parameter in model.named_parameters():
                 known.setdefault(id(parameter), (f"{type(model).__name__}.{name}", parameter))
         for optimizer in self._subject.optimizers:
-            for held in _held(optimizer):
+            for held in parameters_of(optimizer):
                 known.setdefault(id(held), (type(optimizer).__name__, held))
         return known
 
@@ -138,7 +138,7 @@ class Training(FewSteps):
 
     def _updates(self, optimizer: Optimizer) -> found.UpdatesRow:
         of = self._gradients.updates.get(optimizer) or Updates(optimizer)
-        parameters = _held(optimizer)
+        parameters = parameters_of(optimizer)
         changed = self._weights.changed if self._weights is not None else {}
         compared = [changed[id(p)] for p in parameters if id(p) in changed]
         dtypes = {str(p.dtype).removeprefix("torch.") for p in parameters}
@@ -173,7 +173,7 @@ class Training(FewSteps):
                     dropped += of_pass
                     places.append(place)
             if dropped and 2 * len(places) >= len(self._costs) / len(self._subject.optimizers):
-                held = _held(optimizer)
+                held = parameters_of(optimizer)
                 name = next((known[id(p)][0] for p in held if id(p) in known), type(optimizer).__name__)
                 yield {
                     "optimizer": type(optimizer).__name__, "parameters": len(held), "first": name,
@@ -183,7 +183,7 @@ class Training(FewSteps):
     def _dense(self) -> Iterator[found.DenseGradientsRow]:
         """Yield a row for each large table of which few rows have a gradient of their own."""
         known = self._parameters()
-        elements = _elements(p for optimizer in self._used_rows for p in _held(optimizer))
+        elements = _elements(p for optimizer in self._used_rows for p in parameters_of(optimizer))
         for which, used in ((which, used) for of in self._used_rows.values() for which, used in of.items()):
             if which in known and 0 < used.number <= FEW_ROWS * len(known[which][1]):
                 name, table = known[which]
@@ -198,7 +198,7 @@ class Training(FewSteps):
         if not often:
             return []
         optimizers = (each for each in gc.get_objects() if issubclass(type(each), Optimizer))
-        held = {id(p): p for each in optimizers for p in _held(each)}
+        held = {id(p): p for each in optimizers for p in parameters_of(each)}
         changed = self._weights.changed if self._weights is not None else {}
         unheld = [each for which, each in known.items() if which in often - held.keys() and not changed.get(which)]
         elements, dtypes = _elements(p for _, p in unheld), {p.dtype for _, p in unheld}
@@ -254,10 +254,6 @@ def _penalised_rows(table: Tensor, gradient: Tensor) -> float:
     exact = 64 * torch.finfo(table.dtype).eps  # the gradients of a softmax over all rows are small, but larger
     follows = torch.isclose(some, weights * (some / weights).nanmedian(), rtol=exact, atol=0.0)
     return float(follows.all(1).double().mean())
-
-
-def _held(optimizer: Optimizer) -> list[Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _elements(tensors: Iterable[Tensor]) -> int:

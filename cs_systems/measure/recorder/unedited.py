@@ -37,6 +37,7 @@ from cs_systems.measure.recorder.own_tools import OwnTools
 from cs_systems.measure.recorder.phases import BACKWARD, FORWARD, Call, Cut
 from cs_systems.measure.recorder.recorder import Recorder
 from cs_systems.measure.recorder.stages import PROFILES, Stage, Taken
+from cs_systems.measure.recorder.subject import parameters_of
 from cs_systems.measure.recorder.tracker import Tracker
 from cs_systems.measure.recorder.writing import with_caveat
 from cs_systems.record import RunRecord
@@ -97,6 +98,7 @@ class ScriptRecorder(Recorder):
         self._name, self._stop, self._options = name, stop, options
         self._waits_for_nsys = waits_for_nsys
         self._first: weakref.ref[Optimizer] | None = None
+        self._first_class: type[Optimizer] | None = None
         self._first_parameters: list[weakref.ref[torch.Tensor]] = []
         self._latest: weakref.ref[Optimizer] | None = None  # optimizer that stepped last, until a GradScaler returns
         # optimizer → number of steps found before its latest one
@@ -222,13 +224,14 @@ class ScriptRecorder(Recorder):
         """Let the steps of this optimizer end those of the loop, in place of an earlier one's."""
         earlier = self._first() if self._first is not None else None
         self._subject.optimizers = [each for each in self._subject.optimizers if each is not earlier]
-        self._first, self._first_parameters = weakref.ref(optimizer), [weakref.ref(p) for p in _parameters(optimizer)]
+        self._first, self._first_class = weakref.ref(optimizer), type(optimizer)
+        self._first_parameters = [weakref.ref(p) for p in parameters_of(optimizer)]
 
     def _is_successor(self, optimizer: Optimizer) -> bool:
-        """Return whether an optimizer that has not stepped before has the same parameters as the first one."""
-        if optimizer in self._stepped_at:
+        """Return whether an optimizer that has not stepped before is of the first one's class and parameters."""
+        if optimizer in self._stepped_at or type(optimizer) is not self._first_class:
             return False
-        before, now = self._first_parameters, _parameters(optimizer)
+        before, now = self._first_parameters, parameters_of(optimizer)
         return len(before) == len(now) and all(p() is each for p, each in zip(before, now, strict=True))
 
     def _know(self, optimizer: Optimizer) -> None:
@@ -259,7 +262,7 @@ class ScriptRecorder(Recorder):
     def _follow(self, tracker: Tracker, optimizer: Optimizer) -> None:
         """Record the training of another optimizer, from its first step on, instead of the previous training."""
         optimizers = [known for each in self._since if (known := each.optimizer()) is not None]
-        trained = {p for each in optimizers for p in _parameters(each)}
+        trained = {p for each in optimizers for p in parameters_of(each)}
         of = self._subject
         of.models = [model for model in of.models if not trained.isdisjoint(model.parameters())]
         self._begin_with(optimizer)
@@ -400,10 +403,6 @@ class ScriptRecorder(Recorder):
 
     def _without(self, stage: Stage) -> str:
         return "leave out --snapshot and memory in --with" if stage.name not in PROFILES else "pass --with none"
-
-
-def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _in_optimizer_step() -> bool:

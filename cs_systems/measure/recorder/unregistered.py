@@ -1,10 +1,10 @@
-"""Parameters that backward reaches, and that no module and no optimizer knows, such as layers in a Python list."""
+"""Parameters that backward reaches, and that a module keeps in a Python list, tuple or dict, where it finds none."""
 
 from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import nn
@@ -12,11 +12,11 @@ from torch.optim import Optimizer
 
 from cs_systems.analysis.comparison.loop_findings import UNREGISTERED, UnregisteredRow
 from cs_systems.measure.recorder.gradients import some_values
-from cs_systems.measure.recorder.graph_size import leaves_below
+from cs_systems.measure.recorder.graph_size import MOST_GRAPHS, leaves_below
 from cs_systems.measure.recorder.observers import FewSteps
-from cs_systems.measure.recorder.subject import Subject
+from cs_systems.measure.recorder.subject import Subject, parameters_of
 
-MOST_PASSES = 6  # a graph of thousands of nodes takes some milliseconds
+_OF_MODULES = frozenset(vars(nn.Module()))
 
 
 class _Seen:
@@ -44,7 +44,7 @@ class Unregistered(FewSteps):
         self._seen: dict[int, _Seen] = {}
 
     def look_before_backward(self, roots: Any) -> None:
-        if self._passes >= MOST_PASSES or self._subject.world_size > 1:  # a strategy may replace parameters by shards
+        if self._passes >= MOST_GRAPHS or self._subject.world_size > 1:  # a strategy may replace parameters by shards
             return
         self._passes += 1
         known = self._known(self._subject.optimizers)
@@ -58,24 +58,45 @@ class Unregistered(FewSteps):
     def end(self) -> None:
         # also optimizers that have not stepped yet
         known = self._known(each for each in gc.get_objects() if issubclass(type(each), Optimizer))
-        unknown = [each for which, each in self._seen.items() if which not in known and each.is_as_it_was()]
-        row = self._row([each for each in unknown if 2 * each.passes > self._passes])
-        self.keep(UNREGISTERED, [row] if row else [])
+        still = {which: each for which, each in self._seen.items() if which not in known and each.is_as_it_was()}
+        for holder, held in self._holders():
+            seen = [still[which] for which in held if which in still and 2 * still[which].passes > self._passes]
+            if seen:
+                self.keep(UNREGISTERED, [_row(holder, seen)])
+                break
         self._seen.clear()
 
     def _known(self, optimizers: Iterable[Optimizer]) -> set[int]:
         of_models = {id(p) for model in self._subject.models for p in model.parameters()}
-        groups = (group for optimizer in optimizers for group in optimizer.param_groups)
-        return of_models | {id(p) for group in groups for p in group["params"]}
+        return of_models | {id(p) for p in parameters_of(*optimizers)}
 
-    def _row(self, seen: list[_Seen]) -> UnregisteredRow | None:
-        parameters = [parameter for each in seen if (parameter := each.parameter()) is not None]
-        if not parameters:
-            return None
-        largest = max(parameters, key=lambda parameter: parameter.numel())
-        return {
-            "parameters": len(parameters),
-            "elements": sum(parameter.numel() for parameter in parameters),
-            "largest": " × ".join(map(str, largest.shape)),
-            "passes": min(each.passes for each in seen),
-        }
+    def _holders(self) -> Iterator[tuple[str, list[int]]]:
+        """Yield the lists, tuples and dicts of the models' modules by name, each with the parameters in it."""
+        for model in self._subject.models:
+            for name, module in model.named_modules():
+                for attribute, value in vars(module).items():
+                    if attribute not in _OF_MODULES and isinstance(value, list | tuple | dict):
+                        where = ".".join(filter(None, (type(model).__name__, name, attribute)))
+                        yield where, [id(parameter) for parameter in _parameters_in(value)]
+
+
+def _parameters_in(value: Any) -> Iterator[nn.Parameter]:
+    if isinstance(value, nn.Parameter):
+        yield value
+    elif isinstance(value, nn.Module):
+        yield from value.parameters()
+    elif isinstance(value, list | tuple | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _parameters_in(each)
+
+
+def _row(holder: str, seen: list[_Seen]) -> UnregisteredRow:
+    parameters = [parameter for each in seen if (parameter := each.parameter()) is not None]
+    largest = max(parameters, key=lambda parameter: parameter.numel())
+    return {
+        "holder": holder,
+        "parameters": len(parameters),
+        "elements": sum(parameter.numel() for parameter in parameters),
+        "largest": " × ".join(map(str, largest.shape)) or "1",
+        "passes": min(each.passes for each in seen),
+    }

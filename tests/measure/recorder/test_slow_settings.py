@@ -56,7 +56,7 @@ def test_convolutions_of_any_dimension_are_computed_again(layer: nn.Conv1d) -> N
     inputs = torch.ones(2, 2, *(5 for _ in layer.weight.shape[2:]))
     (found,) = layers(layer(inputs).sum())
     assert (found.inputs, found.weights) == (inputs.shape, layer.weight.shape)
-    assert found.compute(torch.float32) > 0
+    assert found.measured_s(torch.float32) > 0
 
 
 def test_transposed_convolutions_and_products_without_a_weight_are_left_out() -> None:
@@ -79,13 +79,13 @@ def test_weights_in_half_precision_are_no_autocast(tmp_path: Path) -> None:
 
 def test_onednn_is_tried_where_the_program_has_switched_it_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     used = list[bool]()
-    compute = Layer.compute
+    compute = Layer.measured_s
 
     def seen(self: Layer, dtype: torch.dtype) -> float:
         used.append(torch._C._get_mkldnn_enabled())
         return compute(self, dtype)
 
-    monkeypatch.setattr(Layer, "compute", seen)
+    monkeypatch.setattr(Layer, "measured_s", seen)
     torch._C._set_mkldnn_enabled(False)
     try:
         (found,) = rows(tmp_path, net(), torch.randn(2, 1, 8, 8))

@@ -478,6 +478,36 @@ def attention_and_a_loss_of_its_own() -> Step:
     return step
 
 
+def softmax_over_rows_and_then_columns() -> Step:
+    model = net(outputs=16)
+    optimizer = AdamW(model.parameters())
+
+    def step() -> None:
+        inputs, _ = batch()
+        update(optimizer, functional.cross_entropy(model(inputs).softmax(0), torch.arange(16)))
+
+    return step
+
+
+def parameters_of_an_encoder_that_is_not_called() -> Step:
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.position, self.body = nn.Parameter(torch.randn(8)), nn.Linear(8, 8)
+
+    encoder, head = Encoder(), nn.Linear(8, 4)
+    optimizer = AdamW(head.parameters())
+
+    def step() -> None:
+        inputs, labels = batch()
+        with torch.no_grad():
+            encoder.body(inputs)
+        update(optimizer, functional.cross_entropy(head(inputs + encoder.position), labels))
+        encoder.position.grad = None
+
+    return step
+
+
 def own_updates_of_layers_in_a_list() -> Step:
     model = InList()
     optimizer = AdamW(model.parameters())
@@ -1313,6 +1343,8 @@ SOUND: dict[str, Callable[[], Step]] = {
     "attention_and_a_loss_of_its_own": attention_and_a_loss_of_its_own,
     "own_updates_of_layers_in_a_list": own_updates_of_layers_in_a_list,
     "optimizer_around_another": optimizer_around_another,
+    "softmax_over_rows_and_then_columns": softmax_over_rows_and_then_columns,
+    "parameters_of_an_encoder_that_is_not_called": parameters_of_an_encoder_that_is_not_called,
     "frozen_backbone": frozen_backbone,
     "linear_of_which_few_rows_are_used": linear_of_which_few_rows_are_used,
     "penalty_on_a_table_of_which_all_rows_are_used": penalty_on_a_table_of_which_all_rows_are_used,
