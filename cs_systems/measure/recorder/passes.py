@@ -14,7 +14,7 @@ from cs_systems.measure.recorder.gradients import gradient_state
 from cs_systems.measure.recorder.graph_size import costs_by_operator, leaves_below
 from cs_systems.measure.recorder.observers import FewSteps
 from cs_systems.measure.recorder.stacks import own_lines, place_of
-from cs_systems.measure.recorder.subject import Subject
+from cs_systems.measure.recorder.subject import Subject, parameters_of
 
 MOST_STEPS = 2  # of each period
 States = list[tuple[Tensor, tuple[int, int] | None]]  # parameters with the state of their gradients
@@ -48,7 +48,7 @@ class Passes(FewSteps):
 
     def look_before_backward(self, roots: Any) -> None:
         # the gradient of a plain input is left alone: when it is read, Python has an object for it from then on
-        held = {id(p) for each in self._subject.optimizers for group in each.param_groups for p in group["params"]}
+        held = {id(p) for p in parameters_of(*self._subject.optimizers)}
         leaves = [each for each in leaves_below(roots) if isinstance(each, Parameter) or id(each) in held]
         self._roots, self._before = roots, [(each, gradient_state(each)) for each in leaves]
         if any(gradient_state(each) != state for each, state in self._after):

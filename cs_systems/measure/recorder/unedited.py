@@ -4,7 +4,7 @@ Nothing happens before the first backward pass, which shows that there is a loop
 the optimizer that stepped first has stepped again: the other optimizers of an iteration belong to the same step. If the
 first one steps several times per step of another, as a GAN's critic may, a caveat says that the steps differ. If an
 optimizer keeps stepping without the first one, it trains something else, which is recorded instead of the first. A new
-optimizer of the same parameters takes the first one's place. If a script updates its parameters itself, or its
+one of the same class and parameters takes the first one's place. If a script updates its parameters itself, or its
 optimizer runs inside a compiled function, a step ends with a backward pass; if that was captured into a CUDA graph,
 with the replay. A model is a module with parameters that no other module calls.
 """
