@@ -62,7 +62,7 @@ def step(kind: str, model: Any, rank: int) -> Tensor:
         is_last = number == passes - 1
         context: AbstractContextManager[Any] = model.no_sync() if kind == "no_sync" and not is_last else nullcontext()
         with context:
-            inputs = torch.ones(2048 if kind == "batch" and rank else 8, width)
+            inputs = torch.ones(4096 if kind == "batch" and rank else 8, width)
             rows = Exchange.apply(inputs.requires_grad_()) if kind == "tokens" else inputs
             loss: Tensor = model(rows).square().mean()  # forward
             if kind == "tokens" and rank:

@@ -184,4 +184,4 @@ def test_stages_and_experts_that_wait_are_named(of_causes: tuple[Path, list[str]
 def test_rank_with_a_larger_batch_is_distinguished_from_a_slower_rank(of_causes: tuple[Path, list[str]]) -> None:
     (record,) = read_records(of_causes[0] / "batch")[0]
     late = first_row(record.results, "late_rank")
-    assert (late["rank"], late["work"], late["batch_times"]) == (1, "batch", 256.0)
+    assert (late["rank"], late["work"], late["batch_times"]) == (1, "batch", 512.0)
