@@ -5,10 +5,13 @@ from __future__ import annotations
 from cs_systems.analysis.comparison.loop_findings import SLOW_SETTINGS, SlowSettingRow
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.config import Phase
 from cs_systems.core.units import human
 
 NOTABLE = 0.1  # share of the step
 SLOWER = 1.4  # times the layers without the setting
+LONGEST = 1.25  # times the phases that hold the layers; what was measured as longer was disturbed
+PHASES = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
@@ -16,7 +19,9 @@ def find(evidence: Evidence) -> Diagnosis | None:
     step_s = evidence.step_s
     if step_s is None:
         return None
+    longest_s = LONGEST * evidence.phases_s(*PHASES)
     rows = [row for row in SLOW_SETTINGS.of(evidence.tables) if row["time_s"] > SLOWER * row["usual_s"]]
+    rows = [row for row in rows if row["time_s"] <= longest_s]
     row = max(rows, key=lambda each: each["time_s"] - each["usual_s"], default=None)
     if row is None or row["time_s"] - row["usual_s"] < NOTABLE * step_s:
         return None

@@ -26,7 +26,7 @@ from cs_systems.measure.recorder.subject import Subject
 HALF = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 NO_ONEDNN = "no oneDNN"
 MOST_S = 1.5  # of computing the layers again; the largest come first, and the others are left out
-ROUNDS = 2  # the fastest counts
+FEWEST_ROUNDS, MOST_ROUNDS, ROUNDS_S = 2, 10, 0.05  # of a layer; the fastest counts
 _CONVOLUTIONS = {3: functional.conv1d, 4: functional.conv2d, 5: functional.conv3d}  # by the dimensions of a weight
 
 
@@ -76,7 +76,8 @@ class SlowSettings(FewSteps):
             is_slow = not _has_onednn() or any(each.dtype in HALF for each in layers)
             self._layers = layers if is_slow else Counter()
 
-    def timing_ended(self, shapes: Sequence[tuple[int, ...]]) -> None:
+    def end(self) -> None:
+        """Compute the layers again, after the last observed step, so that what stays in memory looks like no growth."""
         layers = self._layers or Counter()
         half = Counter({each: count for each, count in layers.items() if each.dtype in HALF})
         found = [_half_row(half)] if half else []
@@ -118,15 +119,23 @@ def _row(
         for layer in sorted(layers, key=lambda each: -each.elements):
             if count and time.perf_counter() - begin_s > MOST_S:
                 break
-            times_s = layers[layer] * min(layer.measured_s(layer.dtype) for _ in range(ROUNDS))
+            times_s = layers[layer] * _fastest_s(layer, layer.dtype)
             with without():
-                usual_s += layers[layer] * min(layer.measured_s(usual or layer.dtype) for _ in range(ROUNDS))
+                usual_s += layers[layer] * _fastest_s(layer, usual or layer.dtype)
             time_s += times_s
             count += layers[layer]
     if not count:
         return None
     is_autocast = any(layer.is_autocast for layer in layers)
     return {"setting": setting, "is_autocast": is_autocast, "layers": count, "time_s": time_s, "usual_s": usual_s}
+
+
+def _fastest_s(layer: Layer, dtype: torch.dtype) -> float:
+    """Return the shortest of a few times; the first one also prepares kernels."""
+    times_s = [layer.measured_s(dtype) for _ in range(FEWEST_ROUNDS)]
+    while len(times_s) < MOST_ROUNDS and sum(times_s) < ROUNDS_S:
+        times_s.append(layer.measured_s(dtype))
+    return min(times_s)
 
 
 def _layers(roots: Any) -> Iterator[Layer]:

@@ -491,6 +491,9 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "slow-settings: a tenth of the step": (
         {"slow_settings": [SETTING | {"time_s": 0.0199}]}, {"slow_settings": [SETTING | {"time_s": 0.0201}]},
     ),
+    "slow-settings: no longer than the phases": (
+        {"slow_settings": [SETTING | {"time_s": 0.1151}]}, {"slow_settings": [SETTING | {"time_s": 0.1149}]},
+    ),
     "slow-settings: 1.4 times as slow": (
         {"slow_settings": [SETTING | {"time_s": 0.0699, "usual_s": 0.05}]},
         {"slow_settings": [SETTING | {"time_s": 0.0701, "usual_s": 0.05}]},

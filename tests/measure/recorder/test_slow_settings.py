@@ -86,6 +86,7 @@ def test_onednn_is_tried_where_the_program_has_switched_it_off(tmp_path: Path, m
         return compute(self, dtype)
 
     monkeypatch.setattr(Layer, "measured_s", seen)
+    monkeypatch.setattr(slow_settings, "MOST_ROUNDS", 2)
     torch._C._set_mkldnn_enabled(False)
     try:
         (found,) = rows(tmp_path, net(), torch.randn(2, 1, 8, 8))
