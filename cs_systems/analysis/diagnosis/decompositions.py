@@ -7,7 +7,7 @@ import re
 from cs_systems.analysis.comparison.loop_findings import INNER_LINES
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
-from cs_systems.analysis.diagnosis.python_in_forward import FEWEST, places
+from cs_systems.analysis.diagnosis.python_in_forward import of_lines
 
 NOTABLE = 0.2  # share of the step; some methods need a small one
 # Cholesky's is left out: it costs a fraction of the others, and methods with covariances need it in each step.
@@ -25,14 +25,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     """Find the time of own lines that decompose a matrix; that of their gradients is not in it."""
     lines = INNER_LINES.of(evidence.tables)
     rows = [row for row in lines if row["method"] in METHODS and _CALLS.search(row["source"])]
-    step_s = evidence.step_s
-    if not evidence.is_loop or step_s is None or sum(row["samples"] for row in rows) < FEWEST:
-        return None
-    time_s = min(step_s, sum(row["time_s"] for row in rows))
-    if time_s < NOTABLE * step_s:
-        return None
-    cause = f"{time_s / step_s:.0%} of the step is decompositions of matrices: {places(rows, step_s)}"
-    return Diagnosis(cause, REMEDY, step_s, None, evidence=tuple(rows), takes=time_s)
+    return of_lines(rows, evidence, "is decompositions of matrices", REMEDY, NOTABLE, is_known=False)
 
 
 RULE = Rule(find, refines=("small-operators",))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cs_systems.analysis.comparison.loop_findings import OWN_PYTHON
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
-from cs_systems.analysis.diagnosis.own_python import FEWEST, LEAST, MOST, NOTABLE, is_lonely, named
+from cs_systems.analysis.diagnosis.own_python import FEWEST, NOTABLE, is_lonely, longest
 
 REMEDY = "leave them out where torch.distributed.get_world_size() is 1"
 
@@ -21,8 +21,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if lasted_s < NOTABLE * step_s:
         return None
     rows.sort(key=lambda row: -row["time_s"])
-    shown = [row for row in rows if row["time_s"] >= LEAST * step_s][:MOST]
-    lines = ", ".join(f"{named(row)} ({row['time_s'] / step_s:.0%})" for row in shown)
+    _, lines = longest(rows, step_s)
     cause = f"{lasted_s / step_s:.0%} of the step is collectives, although there is one process: {lines}"
     return Diagnosis(cause, REMEDY, step_s, step_s - lasted_s, evidence=tuple(rows))
 

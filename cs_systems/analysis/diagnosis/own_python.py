@@ -57,6 +57,12 @@ def named(row: OwnPythonRow) -> str:
     return called_at(row["function"], row["place"], row.get("calls"))
 
 
+def longest(rows: Sequence[OwnPythonRow], step_s: float) -> tuple[list[OwnPythonRow], str]:
+    """Return the first rows with a share of the step that is worth naming, and these as text."""
+    shown = [row for row in rows if row["time_s"] >= LEAST * step_s][:MOST]
+    return shown, ", ".join(f"{named(row)} ({row['time_s'] / step_s:.0%})" for row in shown)
+
+
 def _of_leading(ranks: Sequence[LoopRankRow], step_s: float) -> float:
     """Return the time outside of all phases, without communication, of the rank that the others wait for."""
     return sum(step_s * row["other_s"] / row["step_s"] for row in ranks if row.get("leads") and row["step_s"])
@@ -137,12 +143,11 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
     if lasted_s < NOTABLE * step_s:
         return None
     share = f"{lasted_s / step_s:.0%} of the step"
-    shown = [row for row in rows if row["time_s"] >= LEAST * step_s][:MOST]
+    shown, lines = longest(rows, step_s)
     if not shown:
         reasons = UNSAMPLED.of(evidence.tables)
         why = f": {reasons[0]['reason']}; {reasons[0]['remedy']}" if reasons else ""
         return Unknown(f"what runs in {share} outside the model's phases{why}")
-    lines = ", ".join(f"{named(row)} ({row['time_s'] / step_s:.0%})" for row in shown)
     work = work_of(shown[0]["function"], shown[0].get("calls")) or (LOGGED if shown[0].get("writes") else None)
     does = f", which {work.words}" if work and shown[0]["time_s"] >= MOSTLY * lasted_s else ""
     cause = f"{share} is the script's own Python{does}: {lines}"

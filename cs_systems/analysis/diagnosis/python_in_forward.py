@@ -52,16 +52,29 @@ def _where(rows: Sequence[InnerLineRow], evidence: Evidence) -> str:
     return "between the model and backward, and inside backward" if is_after else "inside forward and backward"
 
 
-def of_lines(rows: Sequence[InnerLineRow], evidence: Evidence, what: str, remedy: str) -> Diagnosis | None:
-    """Return the diagnosis of own lines inside the model's phases, with the places of most of their time."""
+def of_lines(
+    rows: Sequence[InnerLineRow],
+    evidence: Evidence,
+    what: str,
+    remedy: str,
+    notable: float = NOTABLE,
+    *,
+    is_known: bool = True,
+) -> Diagnosis | None:
+    """Return the diagnosis of own lines inside the model's phases, with the places of most of their time.
+
+    notable: the least share of the step. is_known: a remedy removes at most their time, which gives the bound.
+    """
     step_s = evidence.step_s
     if not evidence.is_loop or step_s is None or sum(row["samples"] for row in rows) < FEWEST:
         return None
     lasted_s = min(step_s, sum(row["time_s"] for row in rows))
-    if lasted_s < NOTABLE * step_s:
+    if lasted_s < notable * step_s:
         return None
     cause = f"{lasted_s / step_s:.0%} of the step {what}: {places(rows, step_s)}"
-    return Diagnosis(cause, remedy, step_s, step_s - lasted_s, evidence=tuple(rows))
+    if is_known:
+        return Diagnosis(cause, remedy, step_s, step_s - lasted_s, evidence=tuple(rows))
+    return Diagnosis(cause, remedy, step_s, evidence=tuple(rows), takes=lasted_s)
 
 
 def places(rows: Sequence[InnerLineRow], step_s: float, most: int = 2) -> str:

@@ -18,7 +18,7 @@ from cs_systems.analysis.comparison.loop_findings import INPUT_GRADIENTS
 from cs_systems.measure.recorder.graph_size import MOST_NODES, backward_costs, leading_to, leaves_below, nodes_below
 from cs_systems.measure.recorder.observers import FewSteps, ModelCall
 from cs_systems.measure.recorder.stacks import own_lines, place_of
-from cs_systems.measure.recorder.subject import Subject, parameters_of
+from cs_systems.measure.recorder.subject import Subject
 from cs_systems.measure.workloads._batches import tensors_in
 
 MOST_STEPS = 4  # of each period; the first one only shows whether the program keeps its input
@@ -76,7 +76,7 @@ class InputGradients(FewSteps):
             return
         self._passes += 1
         if self._inputs and self._calls == self._passes == 1 and self._subject.world_size == 1:
-            held = _held(self._subject)
+            held = self._subject.parameters()
             unheld = [each for each in leaves_below(roots) if id(each) not in held]
             inputs = {id(each) for each in (*leaves_below(self._inputs), *self._inputs)}
             if unheld and all(id(each) in inputs and not _has_hooks(each) for each in unheld):
@@ -148,12 +148,6 @@ def _share(roots: Any, leaves: list[Tensor]) -> float:
         return 0.0
     alone_s, total_s = backward_costs(roots, leaves)
     return alone_s / total_s if total_s and len(nodes_below(roots)) < MOST_NODES else 0.0
-
-
-def _held(subject: Subject) -> set[int]:
-    """Return the identities of the parameters of the models and of the optimizers."""
-    of_models = (p for model in subject.models for p in model.parameters())
-    return {id(p) for p in (*of_models, *parameters_of(*subject.optimizers))}
 
 
 def _has_hooks(tensor: Tensor) -> bool:

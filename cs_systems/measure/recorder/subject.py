@@ -54,6 +54,11 @@ class Subject:
             "tokens": self.tokens,
         }
 
+    def parameters(self) -> set[int]:
+        """Return the identities of the parameters that the models and the optimizers hold."""
+        of_models = {id(p) for model in self.models for p in model.parameters()}
+        return of_models | {id(p) for p in parameters_of(*self.optimizers)}
+
     def forget(self) -> None:
         """Forget the program's objects, because the program may delete them from now on."""
         self.models, self.optimizers = [], []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -47,7 +47,7 @@ class Unregistered(FewSteps):
         if self._passes >= MOST_GRAPHS or self._subject.world_size > 1:  # a strategy may replace parameters by shards
             return
         self._passes += 1
-        known = self._known(self._subject.optimizers)
+        known = self._subject.parameters()
         for leaf in leaves_below(roots):
             if isinstance(leaf, nn.Parameter) and id(leaf) not in known:
                 seen = self._seen.get(id(leaf))
@@ -57,7 +57,8 @@ class Unregistered(FewSteps):
 
     def end(self) -> None:
         # also optimizers that have not stepped yet
-        known = self._known(each for each in gc.get_objects() if issubclass(type(each), Optimizer))
+        every = (each for each in gc.get_objects() if issubclass(type(each), Optimizer))
+        known = self._subject.parameters() | {id(p) for p in parameters_of(*every)}
         still = {which: each for which, each in self._seen.items() if which not in known and each.is_as_it_was()}
         for holder, held in self._holders():
             seen = [still[which] for which in held if which in still and 2 * still[which].passes > self._passes]
@@ -65,10 +66,6 @@ class Unregistered(FewSteps):
                 self.keep(UNREGISTERED, [_row(holder, seen)])
                 break
         self._seen.clear()
-
-    def _known(self, optimizers: Iterable[Optimizer]) -> set[int]:
-        of_models = {id(p) for model in self._subject.models for p in model.parameters()}
-        return of_models | {id(p) for p in parameters_of(*optimizers)}
 
     def _holders(self) -> Iterator[tuple[str, list[int]]]:
         """Yield the lists, tuples and dicts of the models' modules by name, each with the parameters in it."""
