@@ -1,5 +1,5 @@
 """Machine and process of a measurement.
 
-`device` (the only file that decides between cpu and cuda), `environment` (hardware and software), `process_group`
-(ranks).
+`device` (the only file that decides between cpu and cuda), `environment` (hardware and software), `cores` (of the
+CPU), `process_group` (ranks).
 """

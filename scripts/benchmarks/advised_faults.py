@@ -8,10 +8,12 @@ at the end, excludes 1. The diff counts as right if it changes the program, runs
 lever with a patch is left to be written by hand; a lever that is a variable needs none. A healthy program counts as
 right if nothing is kept, or if the interval of the whole gain excludes 1: a program without a fault may still become
 faster. Output: a markdown table: program, kept levers, whole gain with its interval, gain of the diff, verdict.
-Committed: profiles/diagnosis_truth/advised.md. For a quiet machine; about a minute and a half for each program.
+Committed: profiles/diagnosis_truth/advised.md. For a quiet machine; about --budget for each program. With
+--jobs, several searches run at once, each on cores of its own; --save keeps what each printed.
 
     python scripts/benchmarks/advised_faults.py
     python scripts/benchmarks/advised_faults.py --programs anomaly_mode healthy_plain --budget 60s --output table.md
+    python scripts/benchmarks/advised_faults.py --jobs 14 --budget 200s  # on 42 cores or more
 """
 
 from __future__ import annotations
@@ -24,8 +26,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 ROOT = Path(__file__).parents[2]
 FAULTS = Path(__file__).with_name("diagnosis_truth") / "faults"
@@ -69,7 +75,7 @@ class Searched:
     """Answer of the search in one program.
 
     gain, low, high: of all kept levers; of_diff: of the diff alone. is_complete: whether the diff and the variables
-    have all kept levers.
+    have all kept levers. error: why there is no answer, or nothing.
     """
 
     program: str
@@ -79,10 +85,13 @@ class Searched:
     high: float | None
     of_diff: float | None
     is_complete: bool
+    error: str = ""
 
     @property
     def verdict(self) -> str:
         mending = LEVERS.get(self.program)
+        if self.error:
+            return f"no answer: {self.error}"
         if mending is None:
             return "right" if not self.kept or (self.low or 0.0) > 1 else "a gain that is not sure"
         if not {*mending} & {*self.kept}:
@@ -97,7 +106,8 @@ def place(program: str) -> Path:
     return next(file for kind in ("loops", "ranks", "gpu") if (file := FAULTS / kind / f"{program}.py").exists())
 
 
-def search(program: str, budget: str) -> Searched:
+def search(program: str, budget: str, cores: list[int], save: Path | None) -> Searched:
+    """Search a program on these cores; keep in `save` what was printed."""
     original = place(program)
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with tempfile.TemporaryDirectory() as folder:
@@ -105,17 +115,20 @@ def search(program: str, budget: str) -> Searched:
             shutil.copy(file, folder)
         words = ["advise", "--budget", budget, "--warmup", "3", "--steps", "12", "--out", f"{folder}/out"]
         launcher = ["torchrun", "--standalone", "--nproc-per-node", "2"] if original.parent.name == "ranks" else []
+        on_cores = ["taskset", "--cpu-list", ",".join(map(str, cores))] if cores else []
         of_kind = {} if original.parent.name == "gpu" else {"CUDA_VISIBLE_DEVICES": ""}
         done = subprocess.run(
-            [sys.executable, "-m", "cs_systems", *words, "--apply-patch", "--", *launcher, f"{program}.py"],
+            [*on_cores, sys.executable, "-m", "cs_systems", *words, "--apply-patch", "--", *launcher, f"{program}.py"],
             cwd=folder,
             env={**os.environ, **ENVIRONMENT, **of_kind, "PYTHONPATH": path},
             capture_output=True,
             text=True,
         )
+        if save:
+            (save / f"{program}.txt").write_text(done.stdout + done.stderr)
         file = Path(folder) / "out" / "advice.json"
         if not file.exists():
-            raise RuntimeError(f"advise of {program} failed: {done.stderr[-500:]}")
+            return Searched(program, (), None, None, None, None, False, (done.stderr.splitlines() or [""])[-1])
         advice = json.loads(file.read_text())
     whole = advice["whole"] or {}
     gain, low, high = (1 / end if (end := whole.get(name)) else None for name in ("ratio", "high", "low"))
@@ -123,6 +136,16 @@ def search(program: str, budget: str) -> Searched:
     of_diff = DIFF.search(done.stdout)
     has_all = BY_HAND not in done.stdout and bool(of_diff or not advice["diff"])
     return Searched(program, kept, gain, low, high, float(of_diff[1]) if of_diff else None, has_all)
+
+
+@contextmanager
+def taken(free: SimpleQueue[list[int]]) -> Iterator[list[int]]:
+    """Take cores while a search runs."""
+    cores = free.get()
+    try:
+        yield cores
+    finally:
+        free.put(cores)
 
 
 def programs() -> list[str]:
@@ -133,7 +156,7 @@ def programs() -> list[str]:
     return names if torch.cuda.is_available() else [name for name in names if place(name).parent.name != "gpu"]
 
 
-def table(found: list[Searched], budget: str) -> str:
+def table(found: list[Searched], budget: str, cores: int) -> str:
     of_faults = [one for one in found if one.program in LEVERS]
     mended = sum(one.verdict == "mended" for one in of_faults)
     healthy = [one for one in found if one.program not in LEVERS]
@@ -142,8 +165,8 @@ def table(found: list[Searched], budget: str) -> str:
         "# Planted faults, searched by advise",
         "",
         f"{mended} of {len(of_faults)} faults are mended, of {len(LEVERS)} that have a lever; nothing unproved "
-        f"is kept for {right} of {len(healthy)} healthy programs. A search of {budget} each, on {os.cpu_count()} CPU "
-        "cores.",
+        f"is kept for {right} of {len(healthy)} healthy programs. A search of {budget} each, on "
+        f"{cores} CPU core{'s' if cores > 1 else ''} each.",
         "",
         "| program | kept | whole gain | interval | the diff alone | verdict |",
         "| --- | --- | ---: | ---: | ---: | --- |",
@@ -162,12 +185,31 @@ def main() -> None:
     parser.add_argument("--programs", nargs="+", help="names of programs; by default all that can run here")
     parser.add_argument("--budget", default="80s", help="time of each search")
     parser.add_argument("--output", type=Path, default=COMMITTED)
+    parser.add_argument("--jobs", type=int, default=1, help="searches at once, each on its own cores")
+    parser.add_argument("--save", type=Path, help="folder for what each search printed")
     args = parser.parse_args()
-    found = []
-    for program in args.programs or programs():
-        found.append(search(program, args.budget))
-        print(found[-1], found[-1].verdict, file=sys.stderr, flush=True)
-        args.output.write_text(table(found, args.budget))
+    if args.save:
+        args.save.mkdir(parents=True, exist_ok=True)
+    usable = sorted(os.sched_getaffinity(0))
+    each = len(usable) // args.jobs
+    if not each:
+        parser.error(f"--jobs {args.jobs} is more than the {len(usable)} usable cores")
+    names = args.programs or programs()
+    free: SimpleQueue[list[int]] = SimpleQueue()
+    for job in range(args.jobs):
+        free.put(usable[each * job : each * (job + 1)] if args.jobs > 1 else [])
+
+    def searched(program: str) -> Searched:
+        with taken(free) as cores:
+            return search(program, args.budget, cores, args.save)
+
+    found: dict[str, Searched] = {}
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for done in as_completed(pool.submit(searched, name) for name in names):
+            one = found[done.result().program] = done.result()
+            print(one, one.verdict, file=sys.stderr, flush=True)
+            so_far = [found[name] for name in names if name in found]
+            args.output.write_text(table(so_far, args.budget, each))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 from cs_systems.advise.edits import calls, chained, in_calls, with_value
 from cs_systems.advise.lever import Lever, ScriptChange, Situation
 from cs_systems.advise.levers._loaders import NAMES, made_with, may_take_workers, unfit_stream
+from cs_systems.machine.cores import usable_cores
 
-WORKERS = max(1, min(4, (os.cpu_count() or 2) // 2))
+WORKERS = max(1, min(4, usable_cores() // 2))
 
 
 def unfit(situation: Situation) -> str | None:

@@ -6,8 +6,9 @@ import os
 
 from cs_systems.advise.edits import replaced_argument
 from cs_systems.advise.lever import Lever, ScriptChange, Situation
+from cs_systems.machine.cores import usable_cores
 
-THREADS = max(1, (os.cpu_count() or 2) // 2)
+THREADS = max(1, usable_cores() // 2)
 SETS = "torch.set_num_threads"
 
 
@@ -19,7 +20,7 @@ def unfit(situation: Situation) -> str | None:
     is_set = SETS in situation.source or "OMP_NUM_THREADS" in os.environ
     if is_set and "too-many-threads" not in situation.causes:
         return "the number of threads is set already"
-    return "the CPU has one core" if (os.cpu_count() or 1) == 1 else None
+    return "the script may use one core" if usable_cores() == 1 else None
 
 
 def hook() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from statistics import median
@@ -10,6 +9,7 @@ from statistics import median
 import torch
 
 from cs_systems.analysis.comparison.loop_findings import THREADS
+from cs_systems.machine.cores import usable_cores
 from cs_systems.measure.recorder.observers import Observer
 
 ELEMENTS = 1 << 19  # enough for sixteen threads
@@ -30,11 +30,6 @@ class Threads(Observer):
         finally:
             torch.set_num_threads(threads)
         self.keep(THREADS, [{"threads": threads, "cores": cores, "time_s": lasted_s, "of_cores_s": of_cores_s}])
-
-
-def usable_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _operator_s() -> float:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cs_systems.config import RunConfig
+from cs_systems.machine.cores import usable_cores
 from cs_systems.measure.runtime.channel import CellRecord, ChannelError, Done, Join, Joined, Message, Ready, Visit
 from cs_systems.measure.runtime.lifetime import stack_file
 from cs_systems.measure.runtime.processes import (
@@ -357,10 +358,10 @@ class Ranks:
 def _rank_variables(rank: int, world_size: int) -> dict[str, str]:
     """Return the environment variables of a rank, as torchrun would set them.
 
-    Each rank gets its share of the host's cores, because ranks that all used every core would contend for them. Gloo
+    Each rank gets its share of the usable cores, because ranks that all used every core would contend for them. Gloo
     and NCCL are bound to the loopback interface.
     """
-    threads = max(1, (os.cpu_count() or 1) // world_size)
+    threads = max(1, usable_cores() // world_size)
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
