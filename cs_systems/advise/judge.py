@@ -18,11 +18,20 @@ from cs_systems.record import RunRecord
 LEAST_GAIN = statistics.MINIMUM_EFFECT
 UNEVEN = 0.1  # share of a loop's time that steps of another kind take beyond a usual step
 PLAIN = 2.0  # ratio of two processes that their variation does not explain, even on a busy host
-MOST_PAIRS = 3  # most pairs of processes; without a clear difference after these, there is no gain
-# The error of 5% is divided among the looks after each pair, so that the interval is valid at whichever pair a trial
-# ends. The test of core/sequential.py assumes less, but takes at least 8 pairs, too many for a search of minutes. The
-# few processes of a cell hardly show how much they vary, so that those of the other cells show it too.
-CONFIDENCE = 1 - (1 - statistics.CONFIDENCE) / MOST_PAIRS
+FEW_PAIRS, MANY_PAIRS = 3, 8  # most pairs of processes where they take long, and where they are short
+
+
+def confidence(pairs: int) -> float:
+    """Return the level of an interval that is valid at whichever of so many pairs of processes a trial ends.
+
+    The error of 5% is divided among the looks after each pair. The test of core/sequential.py assumes less, but takes
+    at least 8 pairs, too many for a search of minutes. The few processes of a cell hardly show how much they vary, so
+    that those of the other cells show it too.
+    """
+    return 1 - (1 - statistics.CONFIDENCE) / pairs
+
+
+CONFIDENCE = confidence(FEW_PAIRS)
 
 
 class Judgement(NamedTuple):
@@ -42,7 +51,13 @@ class Judgement(NamedTuple):
 Records = Sequence[RunRecord]
 
 
-def judge_time(best: Records, candidate: Records, times: float = 1.0, others: Iterable[Records] = ()) -> Judgement:
+def judge_time(
+    best: Records,
+    candidate: Records,
+    times: float = 1.0,
+    others: Iterable[Records] = (),
+    confidence: float = CONFIDENCE,
+) -> Judgement:
     """Compare the steps of fresh processes, given one record each.
 
     Where some steps do more, such as an evaluation, compare the mean step: the others hide what these steps gain.
@@ -52,28 +67,41 @@ def judge_time(best: Records, candidate: Records, times: float = 1.0, others: It
         candidate: records of the candidate.
         times: the candidate's batch over the best's.
         others: other records, by cell; they also show how much processes vary here.
+        confidence: the level of the interval.
     """
     if is_uneven(best[0]) or is_uneven(candidate[0]):
-        return _judge_numbers(mean_s, best, candidate, times, others)
+        return _judge_numbers(mean_s, best, candidate, times, others, confidence)
     scaled = [[[step / times for step in steps] for steps in rounds] for rounds in processes(candidate, "step")]
     varied = [processes(records, "step") for records in others]
-    found = statistics.ratio_interval(processes(best, "step"), scaled, CONFIDENCE, varied)
+    found = statistics.ratio_interval(processes(best, "step"), scaled, confidence, varied)
     excludes = found.low is not None and found.low > 1 / (1 + LEAST_GAIN)
     is_gain = True if found.verdict == "faster" else False if excludes else None
     is_sure = found.unseen is None or max(found.ratio, 1 / found.ratio) >= PLAIN
     return Judgement(is_gain, found.ratio, found.low, found.high, is_sure)
 
 
-def judge_memory(best: Records, candidate: Records, times: float = 1.0, others: Iterable[Records] = ()) -> Judgement:
+def judge_memory(
+    best: Records,
+    candidate: Records,
+    times: float = 1.0,
+    others: Iterable[Records] = (),
+    confidence: float = CONFIDENCE,
+) -> Judgement:
     """Compare the peaks, which equal processes repeat to the byte."""
     before, after = (max(peak_bytes(record) or 0 for record in records) for records in (best, candidate))
     ratio = after / before if before else 1.0
     return Judgement(ratio < 1 - LEAST_GAIN, ratio, ratio, ratio)
 
 
-def judge_energy(best: Records, candidate: Records, times: float = 1.0, others: Iterable[Records] = ()) -> Judgement:
+def judge_energy(
+    best: Records,
+    candidate: Records,
+    times: float = 1.0,
+    others: Iterable[Records] = (),
+    confidence: float = CONFIDENCE,
+) -> Judgement:
     """Compare the energy of a step."""
-    return _judge_numbers(step_j, best, candidate, times, others)
+    return _judge_numbers(step_j, best, candidate, times, others, confidence)
 
 
 def _judge_numbers(
@@ -82,12 +110,13 @@ def _judge_numbers(
     candidate: Records,
     times: float,
     others: Iterable[Records],
+    confidence: float,
 ) -> Judgement:
     """Compare one number per process; one process a side shows no noise, and decides nothing if no others show it."""
     then, now = ([[[value(record) or 0.0]] for record in records] for records in (best, candidate))
     scaled = [[[number / times for number in steps] for steps in rounds] for rounds in now]
     varied = [[[[number]] for record in records if (number := value(record))] for records in others]
-    found = statistics.ratio_interval(then, scaled, CONFIDENCE, varied)
+    found = statistics.ratio_interval(then, scaled, confidence, varied)
     return Judgement(True if found.verdict == "faster" else None, found.ratio, found.low, found.high)
 
 
@@ -148,7 +177,7 @@ class Goal:
 
     value: Callable[[RunRecord, RunRecord], float | None]
     column: str
-    judge: Callable[[Records, Records, float, Iterable[Records]], Judgement]
+    judge: Callable[[Records, Records, float, Iterable[Records], float], Judgement]
     word: str
     missing: str
 

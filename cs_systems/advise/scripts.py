@@ -1,7 +1,8 @@
 """Bench for an unedited script: each process runs it with levers applied from outside, until its steps are recorded.
 
 The script is never edited. Records and logs are kept in the folder of the search, and each patched copy in a separate
-folder.
+folder. The first process shows what the script imports. The later ones are forks of a process that has imported it,
+where that changes nothing for the script; imports take most of the time of a trial.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from cs_systems.advise import numerics
@@ -29,9 +32,14 @@ from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core.printable import plain
 from cs_systems.core.units import human
 from cs_systems.measure.runtime.program import end
+from cs_systems.measure.runtime.script_forks import Imports, NoForks, ScriptForks
 from cs_systems.record import RunRecord, read_records, records_path
 
 SEEDS = 3  # number of runs of the start; the spread of their losses is how much a lever may change them
+FIRST = "first"  # folder of the process that shows what the script imports; its times are not used
+IMPORTS = "imports.json"
+SETTING = frozenset({"setdefault", "update", "pop", "clear"})  # methods of os.environ that change it
+TOO_LONG = "it took longer than a trial may; give a longer --budget"
 MOST_COPIED_BYTES = 200 << 20  # largest folder that is copied to try a patch
 LINKED_BYTES = 10 << 20  # size from which a file, such as data, is linked instead of copied
 ERROR = re.compile(r"(?:\[rank\d+\]: *)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*)")
@@ -51,6 +59,8 @@ class ScriptBench(Budgeted):
         options: the recorder's options, except its folder.
         budget_s: the time for the whole search.
         clock: returns seconds; for tests.
+        copy: the folder of the patched copy, once there is one.
+        may_fork: whether the script is started as one process, and not by a launcher.
     """
 
     words: Sequence[str]
@@ -62,19 +72,27 @@ class ScriptBench(Budgeted):
     clock: Callable[[], float] = time.monotonic
     sources: Sequence[Source] = ()
     copy: Path | None = None
+    may_fork: bool = False
     first_s = 20.0
+    _servers: dict[tuple[tuple[str, str], ...], ScriptForks | None] = field(default_factory=dict)
+
+    def close(self) -> None:
+        """End the processes from which trials were forked."""
+        for server in filter(None, self._servers.values()):
+            server.close()
+        self._servers.clear()
 
     def measure(self, cell: Cell, number: int) -> RunRecord:
         assert isinstance(cell, ScriptPlan)
         folder = self.folder / _name(cell, number)
         if known := _recorded(folder):
             return known
-        if folder.exists():
-            shutil.rmtree(folder)
-        folder.mkdir(parents=True)
-        began_s = self.clock()
-        error = self._run(cell, folder)
-        self.took(self.clock() - began_s)
+        first = self.folder / FIRST
+        if self._is_forkable and not first.exists():
+            error = self._timed(ScriptPlan(), first, {"imports": str((first / IMPORTS).absolute())})
+            if _recorded(first) is None:
+                return _failed(error or _error_line(first / "log.txt"))
+        error = self._timed(cell, folder)
         if (unused := folder / UNUSED).exists():
             return _failed(f"{' and '.join(json.loads(unused.read_text()))} found nothing to change in this run")
         return _recorded(folder) or _failed(error or _error_line(folder / "log.txt"))
@@ -85,12 +103,44 @@ class ScriptBench(Budgeted):
         others = [self.measure(ScriptPlan(seed=seed), 0) for seed in range(1, SEEDS)]
         return numerics.training(self.measure(cell, 0), self.measure(ScriptPlan(), 0), others)
 
-    def _run(self, plan: ScriptPlan, folder: Path) -> str | None:
-        """Run the script up to its last recorded step; return why it was ended earlier, or None."""
+    def _timed(self, plan: ScriptPlan, folder: Path, more: Mapping[str, Any] = MappingProxyType({})) -> str | None:
+        """Run the script in an empty folder of records, and count its time."""
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"} | self.environment(plan)
+        forks = self._forks(plan, environment)
+        began_s = self.clock()
+        error = self._run(plan, folder, more, environment, forks)
+        self.took(self.clock() - began_s)
+        return error
+
+    def _run(
+        self,
+        plan: ScriptPlan,
+        folder: Path,
+        more: Mapping[str, Any],
+        environment: dict[str, str],
+        forks: ScriptForks | None,
+    ) -> str | None:
+        """Run the script up to its last recorded step; return why it was ended earlier, or None.
+
+        more: options of the process besides the usual ones. forks: starts it; None for a new process.
+        """
         names = () if plan.is_patched else plan.levers
         options = {**self.options, "out": str(folder.absolute()), "levers": list(names), "seed": plan.seed}
-        options["files"] = [str(each.path) for each in self.sources[1:]]
-        words, environment = [*self.words], os.environ | {"PYTHONDONTWRITEBYTECODE": "1"} | self.environment(plan)
+        options |= {"files": [str(each.path) for each in self.sources[1:]], **more}
+        words = [*self.words]
+        if forks is not None:
+            try:
+                (folder / "log.txt").touch()
+                forks.run([json.dumps(options), *words], environment, folder / "log.txt", self.timeout_s())
+            except TimeoutError:
+                return TOO_LONG
+            except NoForks:
+                self._servers[_key(self.environment(plan))] = None
+            else:
+                return None
         where = self.copy if plan.is_patched else None
         if where is not None:
             words[0], environment["PYTHONPATH"] = _below_here(Path(words[0])), _paths(where)
@@ -110,10 +160,28 @@ class ScriptBench(Budgeted):
             try:
                 process.wait(self.timeout_s())
             except subprocess.TimeoutExpired:
-                return "it took longer than a trial may; give a longer --budget"
+                return TOO_LONG
             finally:
                 end(process)
         return None
+
+    @property
+    def _is_forkable(self) -> bool:
+        """Whether the script can be forked; it may set variables for libraries that it imports afterwards."""
+        return self.may_fork and not any(sets_variables(each.text) for each in self.sources)
+
+    def _forks(self, plan: ScriptPlan, environment: Mapping[str, str]) -> ScriptForks | None:
+        """Return the server that forks the process of a plan, started with its variables; None for a new process.
+
+        A patched copy has other modules; what is compared with it must be a new process too.
+        """
+        file, key = self.folder / FIRST / IMPORTS, _key(self.environment(plan))
+        if not self._is_forkable or plan.is_patched or self.copy or not file.exists():
+            return None
+        if key not in self._servers:
+            found = Imports(**{name: tuple(names) for name, names in json.loads(file.read_text()).items()})
+            self._servers[key] = _server((found, Imports.of_torch(found)), environment)
+        return self._servers[key]
 
     def environment(self, plan: ScriptPlan) -> dict[str, str]:
         """Return the variables of the plan's levers."""
@@ -174,6 +242,35 @@ class ScriptBench(Budgeted):
             with target.open("w", encoding="utf-8", newline="") as stream:
                 stream.write(text)
         self.copy = to
+
+
+def _key(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(environment.items()))
+
+
+def _server(imports: Sequence[Imports], environment: Mapping[str, str]) -> ScriptForks | None:
+    """Return a server with the first of these imports with which it can fork; None if there is none."""
+    for each in imports:
+        with suppress(NoForks):
+            return ScriptForks(each, environment)
+    return None
+
+
+def sets_variables(source: str) -> bool:
+    """Return whether a text sets environment variables, which a library may read while it is imported."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Subscript(
+                value=ast.Attribute(attr="environ") | ast.Name(id="environ"), ctx=ast.Store() | ast.Del()
+            ):
+                return True
+            case ast.Call(
+                func=ast.Attribute(attr=name, value=ast.Attribute(attr="environ") | ast.Name(id="environ"))
+            ) if name in SETTING:
+                return True
+            case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)) if name in ("putenv", "load_dotenv"):
+                return True
+    return False
 
 
 def git_status() -> str | None:

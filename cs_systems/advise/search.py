@@ -16,7 +16,17 @@ from typing import Protocol
 
 from cs_systems.advise.answer import ENDED, Answer, filled, row_of
 from cs_systems.advise.budget import PROOF
-from cs_systems.advise.judge import GOALS, LEAST_GAIN, MOST_PAIRS, OF_ENERGY, Judgement, peak_bytes, why_missing
+from cs_systems.advise.judge import (
+    FEW_PAIRS,
+    GOALS,
+    LEAST_GAIN,
+    MANY_PAIRS,
+    OF_ENERGY,
+    Judgement,
+    confidence,
+    peak_bytes,
+    why_missing,
+)
 from cs_systems.advise.lever import (
     Cell,
     Lever,
@@ -36,6 +46,7 @@ from cs_systems.report.advice import REPLACED, TrialRow
 
 AGAIN = 0.05  # least expected gain, as a share, for which an option without gain is tried again on another best cell
 LARGE_GAIN = 0.1  # share; on a host, an option gets no further pair if the interval excludes this gain
+OPTIONS = 8  # number of options for which a search keeps time, if each takes all of its pairs
 CLOSE_ENDS = 1.06  # high over low end of the whole gain's interval; below it, no further pair is needed
 
 
@@ -222,7 +233,7 @@ class Search:
             if isinstance(answer, str):
                 return "failed", answer, None, UNCHECKED
             found = answer
-            if found.is_gain is not None or self._is_hopeless(found):
+            if found.is_gain is not None or self._is_hopeless(found, len(records)):
                 break
         assert found is not None
         if not found.is_gain:
@@ -233,13 +244,18 @@ class Search:
             return "kept", "", found, check
         return "rejected", "the numbers change too much", found, check
 
-    def _is_hopeless(self, found: Judgement) -> bool:
+    def _is_hopeless(self, found: Judgement, pairs: int) -> bool:
         """Return whether no further pair is worth its time: the median shows no gain, and noise hides no large one.
 
         On a GPU, launches hide it at most, and such an option is tried again under a CUDA graph.
         """
         excludes = found.low is not None and found.low > 1 / (1 + LARGE_GAIN) and found.is_sure
-        return found.ratio > 1 - LEAST_GAIN and (self._is_model_on_gpu or excludes)
+        return found.ratio > 1 - LEAST_GAIN and (self._is_model_on_gpu or excludes or pairs >= FEW_PAIRS)
+
+    def _most_pairs(self) -> int:
+        """Return how many pairs of processes a comparison may take; more where processes are short."""
+        pairs = int(self.bench.left_s() / (2 * OPTIONS * self.bench.process_s()))
+        return min(max(pairs, FEW_PAIRS), MANY_PAIRS)
 
     @property
     def _is_model_on_gpu(self) -> bool:
@@ -268,8 +284,8 @@ class Search:
         records: records of the cell, to which this function adds. of_base: earlier records of the other cell, used as
         its side of the first pairs.
         """
-        times, known = batch_of(cell) / batch_of(base), bool(of_base)
-        for pair in range(MOST_PAIRS):
+        times, known, most = batch_of(cell) / batch_of(base), bool(of_base), self._most_pairs()
+        for pair in range(most):
             turns = [(base, of_base), (cell, records)]
             if pair == 0 and known:
                 turns = turns[1:]
@@ -283,7 +299,7 @@ class Search:
                 yield f"its peak is {human(peak, 'bytes')}, more than {human(limit, 'bytes')}"
                 return
             others = self._others(*of_base, *records)
-            judged = GOALS[self.situation.goal].judge(of_base, records, times, others)
+            judged = GOALS[self.situation.goal].judge(of_base, records, times, others, confidence(most))
             yield judged if judged.is_sure or self._is_steady else judged._replace(is_gain=None)
 
     def _others(self, *compared: RunRecord) -> list[list[RunRecord]]:

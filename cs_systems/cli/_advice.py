@@ -70,6 +70,7 @@ def say(line: str) -> None:
 
 def announce(situation: Situation, levers: Mapping[str, Lever], budget: str, start: str) -> list[ToTryRow]:
     """Print what will be tried, how long it may take, and how much disk space it takes; return what will be tried."""
+    from cs_systems.advise.judge import MANY_PAIRS
     from cs_systems.advise.search import planned
 
     rows: list[ToTryRow] = [{"lever": one.lever, "change": one.words} for one in planned(situation, levers)]
@@ -77,8 +78,8 @@ def announce(situation: Situation, levers: Mapping[str, Lever], budget: str, sta
     say(f"start: {start} on {situation.environment.device_name}")
     say(f"to try: {'; '.join(options) or 'nothing'}")
     say(
-        f"at most {budget}, each option 1 to 6 processes; later options follow from those that are kept; "
-        f"about {human(RECORD_BYTES, 'bytes')} of records per process"
+        f"at most {budget}, each option 1 to {2 * MANY_PAIRS} processes; later options follow from those that are "
+        f"kept; about {human(RECORD_BYTES, 'bytes')} of records per process"
     )
     return rows
 

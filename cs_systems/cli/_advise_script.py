@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from cs_systems.config import ConfigError
 from cs_systems.core.printable import command_line, plain, visible
+
+MAY_FORK = sys.platform == "linux"
 
 if TYPE_CHECKING:
     from cs_systems.advise.answer import Answer
@@ -80,7 +83,10 @@ def searched(asked: Asked) -> int:
     folder = asked.out or Path(tempfile.mkdtemp(prefix=f"cs-systems-advise-{script.stem}-"))
     recorder = {"name": titles(words)[1], "stop": True, "profile": "none"}
     options = recorder | {"warmup": asked.warmup, "steps": asked.steps}
-    bench = ScriptBench(words, every, folder, partial(_command, launcher), options, asked.budget_s, sources=files)
+    command = partial(_command, launcher)
+    bench = ScriptBench(
+        words, every, folder, command, options, asked.budget_s, sources=files, may_fork=not launcher and MAY_FORK
+    )
     search = Search(situation, chosen, bench, say)
     try:
         search.run()
@@ -93,6 +99,7 @@ def searched(asked: Asked) -> int:
     except Unmeasurable as reason:
         return failed(f"the script cannot be measured as it is: {reason}", EXIT_NOTHING)
     finally:
+        bench.close()
         if (after := git_status()) != before:
             say(f"the script itself changed files of this repository: {' '.join((after or '').split())}")
     return 0

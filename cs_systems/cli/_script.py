@@ -21,7 +21,7 @@ import threading
 import types
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,7 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
     _restore_streams(options.pop("streams", ()))
     handover, format = options.pop("handover", None), options.pop("format", "terminal")
     is_trial = "levers" in options  # of advise
-    levers, seed, files = (options.pop(name, ()) for name in ("levers", "seed", "files"))
+    levers, seed, files, imports = (options.pop(name, ()) for name in ("levers", "seed", "files", "imports"))
     told: dict[str, Callable[[], bool]] = {}
     recorders: list[Any] = []
     children = Children()
@@ -115,6 +115,7 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
         is_left = True
         if not status:
             _leave_unused(told, options["out"])
+            _leave_imports(imports)
         state = random.getstate()  # importing the report's modules uses random numbers
         for recorder in recorders:
             recorder.close(error)
@@ -167,6 +168,14 @@ def _leave_unused(told: dict[str, Callable[[], bool]], out: str) -> None:
         from cs_systems.advise import in_script
 
         in_script.leave_unused(told, Path(out))
+
+
+def _leave_imports(file: str) -> None:
+    """Leave the modules of this process in a file, if one is given: other trials need not import them again."""
+    if file:
+        from cs_systems.measure.runtime.script_forks import Imports
+
+        Path(file).write_text(json.dumps(asdict(Imports.of_this_process())))
 
 
 def _watch_ends(leave: Callable[..., None], leave_line: Callable[[], None]) -> None:

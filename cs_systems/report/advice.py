@@ -46,7 +46,7 @@ _OF_MEMORY = "lever change expected_bytes peak_bytes gain step_s"
 _OF_ENERGY = "lever change step_j gain gain_low gain_high step_s"
 _OF_TOKENS = "lever change tokens_per_j gain gain_low gain_high step_s"
 CAPTION = "kept, each on top of those above it"
-NOTE = "gain: before over after, in fresh processes; low, high: 95% interval over three looks"
+NOTE = "gain: before over after, in fresh processes; low, high: 95% interval over all looks"
 WATERFALL = {
     "time": Table("waterfall", TrialRow, CAPTION, _OF_TIME, notes=(NOTE,)),
     "memory": Table("waterfall", TrialRow, CAPTION, _OF_MEMORY),

@@ -211,9 +211,9 @@ def test_option_without_gain_in_its_first_pair_is_not_measured_again() -> None:
 def test_noise_of_a_host_may_hide_a_gain_from_the_first_pair() -> None:
     search = Search(Situation(START, CPU), all_levers(), ModelledBench())
     noisy, quiet = Judgement(None, 1.2, 0.5, 2.9), Judgement(None, 1.2, 1.1, 1.3)
-    assert not search._is_hopeless(noisy)
-    assert search._is_hopeless(quiet)
-    assert Search(Situation(START, GPU), all_levers(), ModelledBench())._is_hopeless(noisy)
+    assert not search._is_hopeless(noisy, 2)
+    assert search._is_hopeless(quiet, 1)
+    assert Search(Situation(START, GPU), all_levers(), ModelledBench())._is_hopeless(noisy, 1)
 
 
 def test_a_gain_near_the_noise_is_measured_in_pairs_that_alternate() -> None:

@@ -21,21 +21,16 @@ if __name__ == "__main__":
     if os.getppid() != int(sys.argv[2]):
         sys.exit(1)
 
-import atexit
 import importlib
 import json
-import re
 import select
 import socket
-import threading
 from collections.abc import Iterable
-from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from cs_systems.measure.runtime import worker
 from cs_systems.measure.runtime.fork_client import LONGEST_BYTES, MOST_DESCRIPTORS, NOT_FORKED, READY
-
-GPUS = re.compile(r"nvidia\w*|kfd|renderD\d+|dxg")  # names in /dev for NVIDIA, AMD and WSL
+from cs_systems.measure.runtime.forking import has_opened_a_gpu, open_descriptors, run_and_exit
 
 
 class ForkingGuardian(Guardian):
@@ -63,58 +58,19 @@ class ForkingGuardian(Guardian):
             if output is not None:
                 os.dup2(output.fileno(), 1)
                 os.dup2(output.fileno(), 2)
-            for descriptor in _open_descriptors() - self._kept - {*fds}:
+            for descriptor in open_descriptors() - self._kept - {*fds}:
                 os.close(descriptor)
             os.environ.update(env)
             sys.argv = [worker.__file__, *argv]
         except BaseException:
             os._exit(1)
-        _run_and_exit()
-
-
-def _run_and_exit() -> NoReturn:
-    """Run the worker, then exit as an interpreter does, so that the guardian's frames on the stack do not continue."""
-    status = 0
-    try:
-        try:
-            worker.main()
-        except SystemExit as end:
-            status = end.code if isinstance(end.code, int) else int(end.code is not None)
-        except BaseException:
-            status = 1
-            sys.excepthook(*sys.exc_info())
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-    finally:
-        os._exit(status)
-
-
-def _open_descriptors() -> set[int]:
-    with os.scandir("/proc/self/fd") as entries:
-        listed = {int(entry.name) for entry in entries}
-    return {number for number in listed if _is_open(number)}  # the descriptor of the listing itself is closed already
-
-
-def _is_open(descriptor: int) -> bool:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return False
-    return True
-
-
-def _has_opened_a_gpu() -> bool:
-    """Return True if an imported module has initialised a GPU's driver, which no fork can use."""
-    opened = (Path(f"/proc/self/fd/{number}").readlink() for number in _open_descriptors())
-    return any(GPUS.fullmatch(file.name) for file in opened)
+        run_and_exit(worker.main)
 
 
 def _guard(request: dict[str, Any], descriptors: list[int], server: int, kept: set[int]) -> None:
     """Become the guardian of a request's workers, with the sender's environment and working directory."""
     log, control, status, *rest = descriptors
-    for descriptor in _open_descriptors() - kept - {*descriptors}:
+    for descriptor in open_descriptors() - kept - {*descriptors}:
         os.close(descriptor)
     os.setsid()
     os.dup2(log, 1)
@@ -134,7 +90,7 @@ def _guard(request: dict[str, Any], descriptors: list[int], server: int, kept: s
 
 def serve(control: socket.socket, parent: int) -> None:
     """Fork a guardian for each request. After the last request, wait for the guardians' or the parent's end."""
-    kept = _open_descriptors() - {control.fileno(), parent}
+    kept = open_descriptors() - {control.fileno(), parent}
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes guardians that have ended
     server = os.getpid()
     prctl(PR_SET_PDEATHSIG, 0)  # the thread that started this process may end before its process
@@ -158,7 +114,7 @@ def serve(control: socket.socket, parent: int) -> None:
         for module in request["modules"]:
             importlib.import_module(module)
         prctl(PR_SET_PDEATHSIG, 0)
-        if _has_opened_a_gpu():
+        if has_opened_a_gpu():
             for descriptor in descriptors:
                 os.close(descriptor)
             control.send(NOT_FORKED)

@@ -149,10 +149,15 @@ def run_program(
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """Kill the program, if it still runs, and all processes of its session and below it."""
-    below = descendants(process.pid) if process.poll() is None else set()
+    end_tree(process.pid, is_running=process.poll() is None)
+    process.wait()
+
+
+def end_tree(first: int, *, is_running: bool = True) -> None:
+    """Kill all processes of a session and, if its first process still runs, those below it."""
+    below = descendants(first) if is_running else set()
     with suppress(OSError):
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(first, signal.SIGKILL)
     for pid in below:
         with suppress(OSError):
             os.kill(pid, signal.SIGKILL)
-    process.wait()

@@ -1,3 +1,5 @@
+"""Number of cores that a process may use."""
+
 import os
 import subprocess
 import sys
