@@ -167,7 +167,7 @@ class ScriptBench(Budgeted):
 
     @property
     def _is_forkable(self) -> bool:
-        """Whether the script can be forked; it may set variables for libraries that it imports afterwards."""
+        """Flag of a script that can be forked: it sets no variables for libraries that it imports afterwards."""
         return self.may_fork and not any(sets_variables(each.text) for each in self.sources)
 
     def _forks(self, plan: ScriptPlan, environment: Mapping[str, str]) -> ScriptForks | None:
