@@ -62,6 +62,15 @@ def follows_inputs(sizes: Sequence[tuple[int, float]]) -> bool:
     return least * (last + 1) > LEAST_TIMES * most * (first + 1)
 
 
+def varies(calls: Sequence[int]) -> bool:
+    """Return whether most steps have another number of calls of the models than the usual one, without a steady growth.
+
+    A step with an episode or a sentence of any length is such a one: what it takes says nothing about earlier steps.
+    """
+    usual = max((calls.count(number) for number in calls), default=0)
+    return usual < len(calls) / 2 and bool(calls) and time_growth([*enumerate(calls)]) is None
+
+
 def _steady(points: Sequence[tuple[int, float]]) -> Growth | None:
     if len(points) < FEWEST:
         return None

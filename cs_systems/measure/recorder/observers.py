@@ -64,13 +64,14 @@ class Found(NamedTuple):
 class Timing(NamedTuple):
     """Phases of the timed steps: the median of each and all its times, and the elements of the models' inputs.
 
-    sizes: the elements of the inputs in each step.
+    sizes: the elements of the inputs in each step. calls: the number of calls of the models in each step.
     """
 
     phases_s: dict[str, float]
     all_s: Mapping[str, Sequence[float]]
     elements: float | None
     sizes: Sequence[int] = ()
+    calls: Sequence[int] = ()
 
 
 class Observer(Guest):

@@ -93,10 +93,11 @@ class Recording:
         self._timed: list[Taken] = []
         self._precision: str | None = None
         self._count, self._failed, self._setup_s, self._began_s = 0, 0, 0.0, self._clock()
-        # for this rank alone: the record of the timing, and the elements of its inputs
+        # for this rank alone: the record of the timing, and the elements of its inputs and the calls with them
         self._timing: RunRecord | None = None
         self._elements: float | None = None
         self._sizes: list[int] = []
+        self._call_numbers: list[int] = []
         self._probes, self._updates = Probes(device), Updates()
         self._tools = self._watched_tools()
         # tools of the program: the one that this stage waits for, and those that slow its timed steps
@@ -298,6 +299,7 @@ class Recording:
                 self._timing = record
                 self._elements = elements([taken.size for taken in self._timed])
                 self._sizes = sizes([taken.size for taken in self._timed])
+                self._call_numbers = [taken.size.calls.total() for taken in self._timed]
             if ended is None and not any(later.is_recorded for later in self._stages):
                 record = self._with_experiments(record)
             self._writer.publish(record, stage, AFTER_FAILURE_S if error is not None else self._patience_s)

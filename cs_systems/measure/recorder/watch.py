@@ -20,7 +20,14 @@ from typing import Any
 from torch import nn
 
 from cs_systems.analysis.comparison import loop_findings as found
-from cs_systems.analysis.comparison.loop_growth import Growth, fastest, follows_inputs, memory_growth, time_growth
+from cs_systems.analysis.comparison.loop_growth import (
+    Growth,
+    fastest,
+    follows_inputs,
+    memory_growth,
+    time_growth,
+    varies,
+)
 from cs_systems.analysis.comparison.loop_start import slow_start
 from cs_systems.analysis.comparison.loop_time import LoopTimeRow, whole_loop_time
 from cs_systems.core.step_kinds import StepKind, step_kinds
@@ -34,6 +41,7 @@ from cs_systems.measure.recorder.graph_size import GraphSize, graph_size, larges
 from cs_systems.measure.recorder.lines import Usual, inner_lines, lines_of, most_of, own_python, slow_steps
 from cs_systems.measure.recorder.memory import Memory
 from cs_systems.measure.recorder.observers import ModelCall, Observer, Period, Timing
+from cs_systems.measure.recorder.other_programs import OtherPrograms
 from cs_systems.measure.recorder.phases import FORWARD, Moment
 from cs_systems.measure.recorder.stacks import CoreQueue, Line, Sample, Sampler, function_of, own_lines, place_of
 from cs_systems.measure.recorder.step_clock import StepClock
@@ -45,6 +53,8 @@ LATEST = 15  # number of steps of the running median
 SAMPLED_S, MOST_SAMPLED_S = 0.5, 2.0  # total time to sample after the timing; the longer one if samples are rare
 LEAST_SAMPLED, MOST_SAMPLED = 3, 200  # limits of the number of these steps
 ENOUGH_LOOKS = 100  # enough samples of the stack; a busy machine gives fewer
+BUSIER = 0.1  # rise of the share of the cores that other programs use
+BY_OTHERS = 2.5  # times that they may make a step longer, through caches and cores that are shared
 LEAST_S = 1e-7  # a shorter step has only waited
 
 
@@ -71,7 +81,7 @@ class Watch(Observer):
         self._compilations = compilations
         self._collections = Collections()
         self._sampler = Sampler(phase_of, self._collections.total)
-        self._memory = Memory(device)
+        self._memory, self._others = Memory(device), OtherPrograms()
         self._queue, self._queued_before_s = CoreQueue(), 0.0
         self._sizes: dict[str, int] = {}
         self._sized_at = 0
@@ -98,6 +108,7 @@ class Watch(Observer):
         self._begun_tools: dict[int, Set[str]] = {}  # tools begun in each step
         self._sampler.samples.clear()
         self._memory.clear()
+        self._others.clear()
         self._model_calls.clear()
         self._operators: GraphSize | None = None
         self._broadcast: tuple[tuple[int, ...], int, int] | None = None
@@ -124,6 +135,8 @@ class Watch(Observer):
         self._end_s, self._queued_before_s, self._cpu_before_s = now, queued_s, cpu_s
         number = len(self.durations_s)
         self._memory.read(now, number)
+        if not self._device.is_cuda:
+            self._others.read(now, cpu_s, number)
         self._collections.step_begins(number)
         is_expected = number == self._next_slow
         if is_expected:
@@ -251,6 +264,7 @@ class Watch(Observer):
     def close(self) -> None:
         self.sample_all(False)
         self._sampler.close()
+        self._others.close()
         self._collections.end()
 
     def _grows(self) -> bool:
@@ -292,7 +306,7 @@ class Watch(Observer):
             made |= found.FORWARD_OPERATORS.filled(self._forward_operators(of_usual))
             made |= found.SLOW_STEPS.filled(slow) if slow else {}
             grown = [*self._memory_growth()]
-            if not follows_inputs([*enumerate(timing.sizes, self._sized_at)]):
+            if not varies(timing.calls) and not follows_inputs([*enumerate(timing.sizes, self._sized_at)]):
                 grown += self._time_growth(kinds[0], timing.all_s)
             made |= found.GROWTH.filled(grown) if grown else {}
             made |= found.SLOW_START.filled(start) if start else {}
@@ -362,11 +376,16 @@ class Watch(Observer):
         worked_s = self._worked_s()
         times = [(n, worked_s[n]) for n in usual.positions if n >= FEWEST_STEPS]
         alone = [step for step in times if step[0] not in self.all_sampled]  # sampling makes short steps longer
-        tried = (time_growth(each) for each in (times, fastest(times), alone, fastest(alone)))
+        tried = (self._slower(time_growth(each)) for each in (times, fastest(times), alone, fastest(alone)))
         if (growth := next(filter(None, tried), None)) is not None:
             yield _growth_row("step time", growth, None, _clearest(_rises(phases), growth.per_step))
-        elif (of_other := time_growth([*enumerate(phases.get(found.OTHER, ()))])) is not None:
+        elif (of_other := self._slower(time_growth([*enumerate(phases.get(found.OTHER, ()))]))) is not None:
             yield _growth_row(found.IN_NO_PHASE, of_other, None, found.OTHER)
+
+    def _slower(self, growth: Growth | None) -> Growth | None:
+        """Return the growth unless other programs, which have become busier, may be its cause."""
+        is_busier = self._others.rise(FEWEST_STEPS) >= BUSIER
+        return None if growth is None or (is_busier and growth.last < BY_OTHERS * growth.first) else growth
 
     def _slow_start(self, phases: Mapping[str, Sequence[float]]) -> tuple[set[int], list[found.SlowStartRow]]:
         """Return the first steps of the loop and their row, if they are much slower than all later ones."""

@@ -19,12 +19,13 @@ import pytest
 import torch
 
 from cs_systems.analysis.comparison.loop_findings import WHOLE_LOOP
-from cs_systems.analysis.comparison.loop_growth import follows_inputs
+from cs_systems.analysis.comparison.loop_growth import follows_inputs, varies
 from cs_systems.core.step_kinds import StepKind
 from cs_systems.machine.device import resolve
 from cs_systems.measure.recorder import kept, stacks
 from cs_systems.measure.recorder.memory import Memory
 from cs_systems.measure.recorder.observers import Period, Timing
+from cs_systems.measure.recorder.other_programs import OtherPrograms, Reading, times_in
 from cs_systems.measure.recorder.padding import Padding, filled_share
 from cs_systems.measure.recorder.stacks import (
     Sample,
@@ -379,6 +380,50 @@ def test_growth_is_found_beside_sampling_that_makes_steps_longer() -> None:
         assert [*watch._time_growth(usual, {})] == []
     finally:
         watch.close()
+
+
+@pytest.mark.parametrize(("slower", "late_share", "is_growth"), [(1.7, 0.6, False), (1.7, 0.3, True), (4.0, 0.6, True)])
+def test_steps_that_other_programs_make_longer_do_not_grow(slower: float, late_share: float, is_growth: bool) -> None:
+    """Beside other programs a core is slower, which may double the time of a step."""
+    watch = Watch(resolve("cpu"), lambda: None)
+    try:
+        watch.durations_s = [0.1 + 0.1 * (slower - 1) * n / 59 for n in range(60)]
+        busy_s = [sum(0.2 * (late_share if n > 30 else 0.3) for n in range(step)) for step in range(60)]
+        watch._others.readings = [Reading(n, busy_s[n], 0.2 * n) for n in range(60)]
+        found = [*watch._time_growth(StepKind(tuple(range(60)), 0.1, 6.0, None), {})]
+        assert bool(found) == is_growth
+    finally:
+        watch.close()
+
+
+def test_busy_time_of_the_machine_has_neither_idle_time_nor_that_of_its_guests() -> None:
+    assert times_in("cpu  100 20 30 400 50 6 7 8 90 10\ncpu0 1 2 3\n", 0.01) == pytest.approx((1.71, 6.21))
+
+
+@pytest.mark.parametrize(("others_s", "expected"), [(0.0, 0.0), (0.4, 0.4)])
+def test_own_work_does_not_count_as_that_of_other_programs(others_s: float, expected: float, tmp_path: Path) -> None:
+    """A second has 100 ticks on this core, of which this process takes 50 after the third second."""
+    stat, own_s, busy_s = tmp_path / "stat", 0.0, 0.0
+    stat.touch()
+    others = OtherPrograms(str(stat))
+    for second in range(1, 10):
+        own_s += 0.5 if second > 3 else 0.0
+        busy_s += others_s if second > 6 else 0.0
+        ticks = round((own_s + busy_s) / others._tick_s), round((second - own_s - busy_s) / others._tick_s)
+        stat.write_text(f"cpu  {ticks[0]} 0 0 {ticks[1]} 0 0 0 0 0 0\n")
+        others.read(float(second), own_s, second)
+    assert others.rise(0) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [([], False), ([1] * 20, False), ([1, 1, 1, 9] * 5, False), ([2, 4] * 10, False), ([*range(1, 21)], False),
+     ([9, 14, 31, 12, 22, 10, 17, 13, 28, 16, 11, 45, 19, 15, 8, 33, 20, 27, 18, 21], True)],
+)  # fmt: skip
+def test_numbers_of_calls_vary_with_episodes_but_not_with_evaluations_or_a_growing_list(
+    calls: list[int], expected: bool
+) -> None:
+    assert varies(calls) == expected
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux tells how long a thread waits for a core")
