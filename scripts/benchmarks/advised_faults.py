@@ -64,7 +64,7 @@ LEVERS = {
     "small_layers_eager": ("compile",),
     "workers_started_each_epoch": ("persistent_workers",),
 }
-HEALTHY = ("healthy_accumulation", "healthy_augmentations", "healthy_inference", "healthy_lstm", "healthy_plain")
+HEALTHY = ("healthy_accumulation", "healthy_augmentations", "healthy_lstm", "healthy_plain", "healthy_two_optimizers")
 ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "100", "OMP_NUM_THREADS": "1"}
 BY_HAND = "write by hand, because the place was not found"
 DIFF = re.compile(r"^the diff, in a copy of the folder: (?:no sure gain: )?([\d.]+)", re.MULTILINE)
@@ -113,7 +113,7 @@ def search(program: str, budget: str, cores: list[int], save: Path | None) -> Se
     with tempfile.TemporaryDirectory() as folder:
         for file in (original, *original.parent.glob("_*.py")):
             shutil.copy(file, folder)
-        words = ["advise", "--budget", budget, "--warmup", "3", "--steps", "12", "--out", f"{folder}/out"]
+        words = ["advise", "--budget", budget, "--warmup", "3", "--steps", "20", "--out", f"{folder}/out"]
         launcher = ["torchrun", "--standalone", "--nproc-per-node", "2"] if original.parent.name == "ranks" else []
         on_cores = ["taskset", "--cpu-list", ",".join(map(str, cores))] if cores else []
         of_kind = {} if original.parent.name == "gpu" else {"CUDA_VISIBLE_DEVICES": ""}
