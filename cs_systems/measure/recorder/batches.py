@@ -21,6 +21,7 @@ MOST_TEACHERS = 8
 # methods that add to a container, besides methods that end with "_"
 FILLS = {"append", "appendleft", "extend", "insert"}
 _Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+_Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 _Inner = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
@@ -139,7 +140,8 @@ def feeds(line: Line, call: Sequence[Line], *, owner: bool = False) -> bool:
     for each in (each for each in reversed(outer) if each is not None):
         if inner is not None and inner.scope is not each.scope:  # names that are local to the inner function end there
             needed = {name for name in needed if "." in name or name in inner.names}
-        needed, inner = _closure(each.scope, needed.union(*map(_names, each.arguments))), each
+        needed = _outside(each.loops, needed.union(*map(_names, each.arguments)))
+        needed, inner = _closure(each.scope, needed), each
     first = outer[0]
     if first is not None and any(_span(argument).contains(here.span) for argument in first.arguments):
         return True
@@ -149,7 +151,8 @@ def feeds(line: Line, call: Sequence[Line], *, owner: bool = False) -> bool:
 class _Located(NamedTuple):
     """Instruction in its source: its range, the arguments if it is a call, its statement, and the function around it.
 
-    owner: what owns the called method. names: the names that its code looks up outside of the function.
+    owner: what owns the called method. names: the names that its code looks up outside of the function. loops: the
+    loops of the comprehensions around it, the innermost first.
     """
 
     span: Span
@@ -158,6 +161,7 @@ class _Located(NamedTuple):
     statement: ast.stmt | None
     scope: _Scope
     names: frozenset[str]
+    loops: tuple[ast.comprehension, ...]
 
 
 @functools.lru_cache(maxsize=256)
@@ -173,7 +177,9 @@ def _located(line: Line) -> _Located | None:
     call = next((node for node in around if isinstance(node, ast.Call) and _span(node) == span), None)
     arguments = [*call.args, *(each.value for each in call.keywords)] if call else []
     owner = call.func.value if call and isinstance(call.func, ast.Attribute) else None
-    return _Located(span, arguments, owner, statement, scope, frozenset((*code.co_names, *code.co_freevars)))
+    loops = [loop for node in around if isinstance(node, _Comprehension) for loop in node.generators]
+    names = frozenset((*code.co_names, *code.co_freevars))
+    return _Located(span, arguments, owner, statement, scope, names, (*reversed(loops),))
 
 
 @functools.lru_cache(maxsize=32)
@@ -213,14 +219,30 @@ def _span(node: ast.AST) -> Span:
 
 
 def _names(node: ast.AST | None) -> set[str]:
-    """Return the names in an expression: `batch`, and of attributes of self `self.batch`."""
-    found = set[str]()
-    for each in ast.walk(node) if node is not None else ():
-        if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name) and each.value.id == "self":
-            found.add(f"self.{each.attr}")
-        elif isinstance(each, ast.Name) and each.id != "self":
-            found.add(each.id)
-    return found
+    """Return the names in an expression: `batch`, and of attributes of self `self.batch`.
+
+    Names of a comprehension's own items end with it.
+    """
+    match node:
+        case None:
+            return set()
+        case ast.Attribute(value=ast.Name(id="self")):
+            return {f"self.{node.attr}"}
+        case ast.Name():
+            return {node.id} - {"self"}
+    found = set[str]().union(*map(_names, ast.iter_child_nodes(node)))
+    return _outside(node.generators[::-1], found) if isinstance(node, _Comprehension) else found
+
+
+def _outside(loops: Sequence[ast.comprehension], names: set[str]) -> set[str]:
+    """Return names in a comprehension without its items, and with the names that they come from.
+
+    loops: the loops of the comprehension, the innermost first.
+    """
+    for loop in loops:
+        items = _bases(loop.target)
+        names = names - items | (_names(loop.iter) if names & items else set())
+    return names
 
 
 def _statements(scope: ast.AST) -> Iterator[ast.AST]:
@@ -271,7 +293,7 @@ def _value(node: ast.AST) -> ast.expr | None:
     match node:
         case ast.Assign() | ast.AugAssign() | ast.AnnAssign() | ast.NamedExpr():
             return node.value
-        case ast.For() | ast.AsyncFor() | ast.comprehension():
+        case ast.For() | ast.AsyncFor():
             return node.iter
         case ast.withitem():
             return node.context_expr
@@ -285,7 +307,7 @@ def _targets(node: ast.AST) -> set[str]:
     match node:
         case ast.Assign(targets=targets):
             return set[str]().union(*map(_bases, targets))
-        case ast.AugAssign() | ast.AnnAssign() | ast.NamedExpr() | ast.For() | ast.AsyncFor() | ast.comprehension():
+        case ast.AugAssign() | ast.AnnAssign() | ast.NamedExpr() | ast.For() | ast.AsyncFor():
             return _bases(node.target)
         case ast.withitem(optional_vars=ast.expr() as target):
             return _bases(target)

@@ -33,6 +33,10 @@ FEEDS = {
     "def train(x):\n    y = 1\n    model(y)\nx = 1\ny = work()\ntrain(x)": False,
     "x = [[0]]\ny = work()\nfor row, item in zip(x, y):\n    row[0] = item\nmodel(x)": True,
     "x = [[0]]\ny = work()\nfor row, item in zip([[0]], y):\n    row[0] = item\nmodel(x)": False,
+    "x = [item * 2 for item in work()]\nmodel(x)": True,
+    "x = work()\nloss = [model(item) for row in [x] for item in row]": True,
+    "rows = [0]\nx = [1 for i in range(2)]\nfor i, row in zip(work(), rows):\n    other()\nmodel(x)": False,
+    "y = work()\nlog = [x for x in y]\nx = 1\nmodel(x)": False,
     "def play():\n    policy(1)\n    return work()\nx = play()\nmodel(x)": False,
 }
 HEAD = """
