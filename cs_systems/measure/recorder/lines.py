@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from statistics import median
 from types import CodeType
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from cs_systems.analysis.comparison import loop_findings as found
 from cs_systems.analysis.comparison.loop_findings import BETWEEN, OTHER, WITHOUT_GRADIENTS
 from cs_systems.core.step_kinds import StepKind
-from cs_systems.measure.recorder.phases import BACKWARD, FORWARD, INPUT, LOSS
+from cs_systems.measure.recorder.phases import BACKWARD, FORWARD, INPUT, LOSS, OPTIMIZER
 from cs_systems.measure.recorder.stacks import Line, Sample, callee_of, function_of, method_of, place_of, source_of
 
 MOST_ROWS = 10
@@ -19,6 +19,7 @@ MOST_INNER = 40
 # Methods that write a log, in a function that itself calls no phase.
 WRITES = {"write", "writelines", "writerow", "add_scalar", "add_scalars", "add_histogram", "dump", "log_metrics"}
 INNER = (FORWARD, LOSS, BACKWARD)  # phases of the model, in which own lines are found too
+UPDATING = (BACKWARD, OPTIMIZER)
 AROUND = (OTHER, BETWEEN, INPUT)  # phases in which the program's own code may run
 
 
@@ -221,7 +222,8 @@ def slow_steps(
     whole = {n for n in sampled_s if is_whole(n)} or {n for n in sampled_s if sampled_s[n] > COVERED * durations_s[n]}
     chosen = [s for s in chosen if s.step in whole]
     chosen = without_usual(chosen, len(whole), usual)
-    line, share = common_line(chosen)
+    loops = {line[0] for s in samples if s.phase is not None and s.phase.phase() in UPDATING for line in _chain(s)}
+    line, share = common_line(chosen, loops)
     phased = [s for s in chosen if s.phase is not None]
     times_s: Counter[str] = Counter()
     for sample in phased:
@@ -244,11 +246,14 @@ def slow_steps(
     }
 
 
-DEEPER = 0.5  # share of a line's samples in one function that it calls; above it, that function is named instead
+DEEPER = 0.5  # share of the samples in one function; above it, that function is named instead of its caller
 
 
-def common_line(samples: Sequence[Sample]) -> tuple[Line | None, float | None]:
-    """Return the line with the most time in the deepest own function with most of the time, and its share."""
+def common_line(samples: Sequence[Sample], loops: Set[CodeType] = frozenset()) -> tuple[Line | None, float | None]:
+    """Return the line with the most time in the deepest own function with most of the time, and its share.
+
+    loops: the functions that also train. Without one line with most of the time, such a function is no answer.
+    """
     total_s = sum(s.time_s for s in samples)
     inside, depth = [(_chain(s), s.time_s) for s in samples], 0
     found: tuple[Line | None, float | None] = None, None
@@ -258,15 +263,16 @@ def common_line(samples: Sequence[Sample]) -> tuple[Line | None, float | None]:
         for chain, time_s in here:
             functions[chain[depth][0]] += time_s  # type: ignore[assignment]
         code = max(functions, key=functions.__getitem__, default=None)
-        if code is None or functions[code] < DEEPER * sum(time_s for _, time_s in inside):
+        if code is None or functions[code] < DEEPER * total_s:
             break
         lines: Counter[Line] = Counter()
         for chain, time_s in here:
             if chain[depth][0] is code:
                 lines[chain[depth]] += time_s  # type: ignore[assignment]
         most = most_of(lines)
-        found = most, functions[code] / total_s
         place = place_of(most)
         inside = [(chain, time_s) for chain, time_s in here if place_of(chain[depth]) == place]
+        is_clear = code not in loops or sum(time_s for _, time_s in inside) >= DEEPER * total_s
+        found = (most, functions[code] / total_s) if is_clear else found
         depth += 1
     return found

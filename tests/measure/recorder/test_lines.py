@@ -1,0 +1,69 @@
+"""Lines that a loop's slow steps are named after, from samples of the stack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import CodeType
+
+import pytest
+
+from cs_systems.measure.recorder.lines import common_line
+from cs_systems.measure.recorder.stacks import Line, Sample, line_of
+
+PROGRAM = """
+def main():
+    play()
+    play()
+    play()
+    update()
+def play():
+    pass
+def update():
+    pass
+    pass
+"""
+
+
+def codes() -> dict[str, CodeType]:
+    """Return the code of each function of the program."""
+    module = compile(PROGRAM, "loop.py", "exec")
+    return {each.co_name: each for each in module.co_consts if isinstance(each, CodeType)}
+
+
+def line(code: CodeType, number: int) -> Line:
+    """Return the first instruction of a line of the program."""
+    return code, next(at for at in range(0, len(code.co_code), 2) if line_of((code, at)) == number)
+
+
+def spread(main: CodeType, update: CodeType, play: CodeType) -> dict[tuple[Line, ...], float]:
+    return {(line(main, 3),): 2, (line(main, 4),): 2, (line(main, 5),): 2, (line(main, 6), line(update, 10)): 4}
+
+
+def in_one_line(main: CodeType, update: CodeType, play: CodeType) -> dict[tuple[Line, ...], float]:
+    return {(line(main, 3), line(play, 8)): 7, (line(main, 6), line(update, 10)): 3}
+
+
+def in_one_function(main: CodeType, update: CodeType, play: CodeType) -> dict[tuple[Line, ...], float]:
+    return {(line(main, 6), line(update, 10)): 4, (line(main, 6), line(update, 11)): 4, (line(main, 3),): 2}
+
+
+@pytest.mark.parametrize(
+    ("times", "loops", "expected"),
+    [
+        (spread, {"main", "update"}, None),
+        (spread, {"update"}, (6, 1.0)),
+        (in_one_line, {"main", "update"}, (8, 0.7)),
+        (in_one_function, {"main"}, (10, 0.8)),
+        (in_one_function, {"main", "update"}, (6, 1.0)),
+    ],
+)
+def test_slow_steps_are_named_after_a_line_with_most_of_the_time_or_a_function_that_does_not_train(
+    times: Callable[..., dict[tuple[Line, ...], float]], loops: set[str], expected: tuple[int, float] | None
+) -> None:
+    known = codes()
+    samples = [
+        Sample(0, None, chain, chain[-1], time_s)
+        for chain, time_s in times(known["main"], known["update"], known["play"]).items()
+    ]
+    found, share = common_line(samples, {known[name] for name in loops})
+    assert (found and (line_of(found), share)) == expected
