@@ -78,4 +78,5 @@ def _rates(dtypes: Sequence[torch.dtype], device: Device) -> list[float]:
                 device.synchronize()
                 lasted_s = time.perf_counter() - begin_s - (queue.total_s() - waited_s)
                 least_s[at] = min(least_s[at], max(LEAST_S, lasted_s))
+    queue.close()
     return [2 * SIZE**3 / lasted_s for lasted_s in least_s]

@@ -52,6 +52,12 @@ class Memory:
         self._last_s, self.held_bytes = 0.0, reader_of_held()
         self.clear()
 
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):  # the program may have closed all its descriptors
+                os.close(file)
+
     def clear(self) -> None:
         self.host: list[tuple[int, float]] = []
         self.of_device: list[tuple[int, float]] = []

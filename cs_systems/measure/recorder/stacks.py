@@ -21,6 +21,7 @@ import sys
 import sysconfig
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
@@ -110,7 +111,8 @@ class Sampler:
         self._last = time.perf_counter(), 0.0, 0.0  # time of the last sample, and the running totals at that time
         self._waiting: CoreQueue | None = None
         self._main, self._main_cpu_s = CoreQueue(), cpu_clock()
-        self._call = _Call(self._look)
+        # by a reference that does not keep this object, and with it the whole recording, until the process ends
+        self._call = _Call(functools.partial(Sampler._look, weakref.ref(self)))
         _calls.append(self._call)
         self.samples: list[Sample] = []
 
@@ -155,6 +157,12 @@ class Sampler:
         self._ends = True
         self._step = None
         self._wakes.set()
+        if self._thread is not None and self._thread.is_alive():
+            self._thread.join(LONGEST_SLEEP_S)  # it wakes at once
+            if self._thread.is_alive():
+                return
+        for queue in filter(None, (self._main, self._waiting)):
+            queue.close()
 
     def _switch_often(self) -> None:
         before = sys.getswitchinterval()
@@ -193,9 +201,13 @@ class Sampler:
             return SHORTEST_SLEEP_S
         return 0.0 if self._samples_all else max(0.0, step[1] + step[2] - time.perf_counter())
 
+    @staticmethod
     @untraced
-    def _look(self, _: Any) -> int:
+    def _look(known: weakref.ref[Sampler], _: Any) -> int:
         """Take a sample in the main thread, whose stack cannot change meanwhile."""
+        self = known()
+        if self is None:
+            return 0
         asked, self._asked = self._asked, None
         step, now = self._step, time.perf_counter()
         if step is None or self._ends or self._own or self._left_s() > 0 or asked is None:
@@ -250,6 +262,12 @@ class CoreQueue:
         if self._file is None:
             return 0.0
         return int(os.pread(self._file, 100, 0).split()[1]) * 1e-9
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):  # the program may have closed all its descriptors
+                os.close(file)
 
 
 def cpu_clock() -> Callable[[], float]:

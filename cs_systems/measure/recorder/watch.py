@@ -265,6 +265,8 @@ class Watch(Observer):
         self.sample_all(False)
         self._sampler.close()
         self._others.close()
+        self._queue.close()
+        self._memory.close()
         self._collections.end()
 
     def _grows(self) -> bool:

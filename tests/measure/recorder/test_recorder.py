@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
+import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -503,6 +505,24 @@ def test_bad_arguments_are_refused(options: dict[str, Any], message: str, tmp_pa
 def test_no_profiled_steps_may_be_given_without_a_profiler(tmp_path: Path) -> None:
     recorder, _ = train(tmp_path, profile="none", profile_steps=0)
     assert [record.status for record in recorder.records] == ["ok"]
+
+
+def test_closed_recorders_leave_no_object_and_no_open_file(tmp_path: Path) -> None:
+    def recorded() -> weakref.ref[Recorder]:
+        return weakref.ref(train(tmp_path)[0])
+
+    def open_files() -> int:
+        return sum("/proc/" in str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink())
+
+    recorded()
+    gc.collect()
+    before, known = open_files(), [recorded() for _ in range(3)]
+    deadline = time.monotonic() + 30.0
+    while any(each() is not None for each in known):  # the thread that samples ends within a second
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+        gc.collect()
+    assert open_files() <= before
 
 
 def test_lost_record_does_not_end_the_loop(tmp_path: Path) -> None:
