@@ -569,7 +569,7 @@ def penalty_on_a_table_that_also_gives_the_logits() -> Step:
     optimizer = torch.optim.Adam(table.parameters())
 
     def step() -> None:
-        words = torch.randint(12_000, (200,))
+        words = torch.randint(12_000, (40,))
         loss = functional.cross_entropy(table(words) @ table.weight.T, words.roll(1))
         update(optimizer, loss + 1e-4 * table.weight.square().sum())
 
