@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
 
-from cs_systems.analysis.comparison.loop_findings import SLOW_STEPS
+from cs_systems.analysis.comparison.loop_findings import COLLECTIONS, SLOW_STEPS
 from cs_systems.analysis.comparison.runs import processes
 from cs_systems.core import statistics
 from cs_systems.core.tables import first_row
@@ -18,20 +18,24 @@ from cs_systems.record import RunRecord
 LEAST_GAIN = statistics.MINIMUM_EFFECT
 UNEVEN = 0.1  # share of a loop's time that steps of another kind take beyond a usual step
 PLAIN = 2.0  # ratio of two processes that their variation does not explain, even on a busy host
-FEW_PAIRS, MANY_PAIRS = 3, 8  # most pairs of processes where they take long, and where they are short
+FEW_PAIRS, MANY_PAIRS = 3, 12  # most pairs of processes of a trial, and of one to which the search comes back
+LATER = 0.3  # share of the error that is kept for the pairs after the first few
 
 
-def confidence(pairs: int) -> float:
-    """Return the level of an interval that is valid at whichever of so many pairs of processes a trial ends.
+def confidence(pair: int) -> float:
+    """Return the level of the interval after a pair, counted from 1, at which a trial may end at whichever pair.
 
-    The error of 5% is divided among the looks after each pair. The test of core/sequential.py assumes less, but takes
-    at least 8 pairs, too many for a search of minutes. The few processes of a cell hardly show how much they vary, so
-    that those of the other cells show it too.
+    The error of 5% is divided among the looks. The test of core/sequential.py assumes less, but takes at least 8 pairs,
+    too many for a search of minutes. The few processes of a cell hardly show how much they vary, so that those of the
+    other cells show it too.
     """
-    return 1 - (1 - statistics.CONFIDENCE) / pairs
+    error = 1 - statistics.CONFIDENCE
+    if pair <= FEW_PAIRS:
+        return 1 - (1 - LATER) * error / FEW_PAIRS
+    return 1 - LATER * error / (MANY_PAIRS - FEW_PAIRS)
 
 
-CONFIDENCE = confidence(FEW_PAIRS)
+CONFIDENCE = confidence(1)
 
 
 class Judgement(NamedTuple):
@@ -136,12 +140,14 @@ def mean_s(record: RunRecord) -> float | None:
 
 
 def is_uneven(record: RunRecord) -> bool:
-    """Return whether steps at a known place of a loop's code, such as an evaluation, take a notable part of its time.
+    """Return whether some steps do what others do not, such as an evaluation, in a notable part of a loop's time.
 
-    Slow steps without a place may be noise.
+    It is at a known place of the loop's code, or calls gc.collect; other slow steps may be noise.
     """
     rows = [row for row in SLOW_STEPS.of(record.results) if row.get("place") and row["steps"] > 1]
-    return any(row["total_s"] and row["extra_s"] >= UNEVEN * row["total_s"] for row in rows)
+    called = [row for row in COLLECTIONS.of(record.results) if row["is_called"] and 1 < row["in_steps"] < row["steps"]]
+    shares = [(row["extra_s"], row["total_s"]) for row in rows] + [(row["time_s"], row["total_s"]) for row in called]
+    return any(total_s and extra_s >= UNEVEN * total_s for extra_s, total_s in shares)
 
 
 def step_j(record: RunRecord) -> float | None:

@@ -46,7 +46,6 @@ from cs_systems.report.advice import REPLACED, TrialRow
 
 AGAIN = 0.05  # least expected gain, as a share, for which an option without gain is tried again on another best cell
 LARGE_GAIN = 0.1  # share; on a host, an option gets no further pair if the interval excludes this gain
-OPTIONS = 8  # number of options for which a search keeps time, if each takes all of its pairs
 CLOSE_ENDS = 1.06  # high over low end of the whole gain's interval; below it, no further pair is needed
 
 
@@ -73,6 +72,20 @@ class Unmeasurable(RuntimeError):
     """Error for a start that cannot be measured; the message is the reason."""
 
 
+@dataclass(eq=False)
+class _Trial:
+    """Option with the records of its pairs of processes so far.
+
+    of_base: records of the best cell. ratio, row: what they showed.
+    """
+
+    option: Proposal
+    records: list[RunRecord] = field(default_factory=list)
+    of_base: list[RunRecord] = field(default_factory=list)
+    ratio: float = 1.0
+    row: TrialRow | None = None
+
+
 @dataclass
 class Search:
     """Search from one cell.
@@ -89,6 +102,7 @@ class Search:
     rows: list[TrialRow] = field(default_factory=list)
     _tried: set[tuple[str, str]] = field(default_factory=set)
     _hidden: set[tuple[str, str]] = field(default_factory=set)  # tried while the step waited for launches
+    _open: list[_Trial] = field(default_factory=list)  # undecided on the best cell so far
     _kept: set[str] = field(default_factory=set)
     _looked: set[str] = field(default_factory=set)
     _numbers: Counter[Cell] = field(default_factory=Counter)
@@ -118,8 +132,13 @@ class Search:
                 f"the budget leaves {human(left_s, 's')}, and one trial with its proof takes {human(needed_s, 's')}; "
                 "give a longer --budget"
             )
-        while (option := self._next()) is not None:
-            self._try(option)
+        while True:
+            if (option := self._next()) is not None:
+                self._try(_Trial(option))
+            elif (trial := self._undecided()) is not None:
+                self._try(trial, MANY_PAIRS)
+            else:
+                break
             self._look()
         if self._kept:
             self._prove()
@@ -158,14 +177,23 @@ class Search:
             return None
         return f"its expected peak is {human(expected.value, 'bytes')}, more than {human(limit, 'bytes')}"
 
-    def _try(self, option: Proposal) -> None:
-        """Measure an option, compared with the best cell, and keep it if it gains and its numerics pass."""
+    def _undecided(self) -> _Trial | None:
+        """Return the trial on the best cell that shows the largest gain, which its pairs could not prove yet."""
+        trials = [trial for trial in self._open if self._has_time(2)]
+        return min(trials, key=lambda trial: trial.ratio, default=None)
+
+    def _try(self, trial: _Trial, most: int = FEW_PAIRS) -> None:
+        """Measure an option in up to `most` pairs, compared with the best cell; keep it if it gains and passes."""
+        option, records, earlier = trial.option, trial.records, trial.row
         now = self._now(self.situation.history[-1])
         assert now is not None
         expected = f", expected {human(option.expected.value, self._unit)}" if option.expected else ""
         self.say(f"trying {option.lever}: {option.words}{expected}, now {human(now, self._unit)}")
-        before, began_s, records = sum(self._numbers.values()), self.bench.spent_s(), list[RunRecord]()
-        status, reason, found, check = self._judged(option, records)
+        before, began_s = sum(self._numbers.values()), self.bench.spent_s()
+        if not records:
+            trial.of_base = self._known()
+        status, reason, found, check = self._judged(trial, most)
+        self._open = [other for other in self._open if other is not trial]
         self._tried |= {option.key, (option.lever, str(option.cell))}
         self._hidden -= {option.key}
         if status == "rejected" and records and is_launch_bound(records[0]):
@@ -180,7 +208,14 @@ class Search:
             row |= {"gain": 1 / found.ratio, "gain_low": low, "gain_high": high}
         took_s = self.bench.spent_s() - began_s
         row |= {"processes": sum(self._numbers.values()) - before, "numbers": check.saw, "took_s": took_s}
+        if earlier:
+            processes, before_s = earlier["processes"], earlier["took_s"] or 0.0
+            row |= {"processes": row["processes"] + processes, "took_s": took_s + before_s}
+            self.rows = [other for other in self.rows if other is not earlier]
         self.rows.append(row)
+        if found and found.is_gain is None and found.ratio < 1 - LEAST_GAIN and len(records) < MANY_PAIRS:
+            trial.ratio, trial.row = found.ratio, row
+            self._open.append(trial)
         after = self._now(records[0]) if records else None
         measured = "" if after is None else f", {human(after, self._unit)}"
         self.say(f"  {status}{measured}{f': {reason}' if reason else ''}; {human(took_s, 's')}")
@@ -197,6 +232,10 @@ class Search:
                     self.rows.append(row_of(other.lever, other.words, "not tried", reason))
         if isinstance(option.cell, ScriptPlan):
             self._mark_replaced(option.cell)
+        for trial in self._open:  # they are tried anew, on what is best now
+            self._tried -= {trial.option.key, (trial.option.lever, str(trial.option.cell))}
+            self.rows = [row for row in self.rows if row is not trial.row]
+        self._open.clear()
         self._kept |= {*option.levers}
         self.situation = replace(self.situation, cell=option.cell, history=(*self.situation.history, record))
 
@@ -226,14 +265,16 @@ class Search:
                 self.situation, seen=(*self.situation.seen, self._measure(replace(cell, graph="none")))
             )
 
-    def _judged(self, option: Proposal, records: list[RunRecord]) -> tuple[str, str, Judgement | None, Check]:
-        """Return (status, reason, judgement, check of the numerics); append the candidate's records to `records`."""
-        found: Judgement | None = None
-        for answer in self._pairs(self.best, option.cell, records, self._known()):
+    def _judged(self, trial: _Trial, most: int) -> tuple[str, str, Judgement | None, Check]:
+        """Return (status, reason, judgement, check of the numerics); add the new records to the trial."""
+        option, records, found = trial.option, trial.records, None
+        for answer in self._pairs(self.best, option.cell, records, trial.of_base):
             if isinstance(answer, str):
                 return "failed", answer, None, UNCHECKED
             found = answer
-            if found.is_gain is not None or self._is_hopeless(found, len(records)):
+            if found.is_gain is not None or self._is_hopeless(found) or len(records) >= most:
+                break
+            if len(records) >= FEW_PAIRS and not self._has_time(2):
                 break
         assert found is not None
         if not found.is_gain:
@@ -244,18 +285,13 @@ class Search:
             return "kept", "", found, check
         return "rejected", "the numbers change too much", found, check
 
-    def _is_hopeless(self, found: Judgement, pairs: int) -> bool:
+    def _is_hopeless(self, found: Judgement) -> bool:
         """Return whether no further pair is worth its time: the median shows no gain, and noise hides no large one.
 
         On a GPU, launches hide it at most, and such an option is tried again under a CUDA graph.
         """
         excludes = found.low is not None and found.low > 1 / (1 + LARGE_GAIN) and found.is_sure
-        return found.ratio > 1 - LEAST_GAIN and (self._is_model_on_gpu or excludes or pairs >= FEW_PAIRS)
-
-    def _most_pairs(self) -> int:
-        """Return how many pairs of processes a comparison may take; more where processes are short."""
-        pairs = int(self.bench.left_s() / (2 * OPTIONS * self.bench.process_s()))
-        return min(max(pairs, FEW_PAIRS), MANY_PAIRS)
+        return found.ratio > 1 - LEAST_GAIN and (self._is_model_on_gpu or excludes)
 
     @property
     def _is_model_on_gpu(self) -> bool:
@@ -284,8 +320,8 @@ class Search:
         records: records of the cell, to which this function adds. of_base: earlier records of the other cell, used as
         its side of the first pairs.
         """
-        times, known, most = batch_of(cell) / batch_of(base), bool(of_base), self._most_pairs()
-        for pair in range(most):
+        times, known = batch_of(cell) / batch_of(base), bool(of_base)
+        for pair in range(len(records), MANY_PAIRS):
             turns = [(base, of_base), (cell, records)]
             if pair == 0 and known:
                 turns = turns[1:]
@@ -299,7 +335,7 @@ class Search:
                 yield f"its peak is {human(peak, 'bytes')}, more than {human(limit, 'bytes')}"
                 return
             others = self._others(*of_base, *records)
-            judged = GOALS[self.situation.goal].judge(of_base, records, times, others, confidence(most))
+            judged = GOALS[self.situation.goal].judge(of_base, records, times, others, confidence(pair + 1))
             yield judged if judged.is_sure or self._is_steady else judged._replace(is_gain=None)
 
     def _others(self, *compared: RunRecord) -> list[list[RunRecord]]:

@@ -17,7 +17,7 @@ def test_search_on_a_cpu_is_recorded_and_resumed(tmp_path: Path, capsys: pytest.
     assert main([*words, "--budget", "10m"]) == 0
     printed = capsys.readouterr()
     assert "to try: attention_backend (attention sdpa_flash)\n" in printed.err
-    assert "at most 10m, each option 1 to 16 processes" in printed.err
+    assert "at most 10m, each option 1 to 24 processes" in printed.err
     assert "does not apply: tf32 (a CPU has no TF32)" in printed.out
     assert "best:    cs-systems time --size tiny --context-length 64 --num-layers 1" in printed.out
     advice = json.loads((tmp_path / "advice.json").read_text())

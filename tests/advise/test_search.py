@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from cs_systems.advise.answer import Answer, command_words, errors, row_of
-from cs_systems.advise.judge import Judgement
+from cs_systems.advise.judge import FEW_PAIRS, Judgement
 from cs_systems.advise.lever import Proposal, ScriptPlan, Situation, all_levers, proposals
 from cs_systems.advise.levers import fused_parts
 from cs_systems.advise.numerics import Check
@@ -211,9 +211,34 @@ def test_option_without_gain_in_its_first_pair_is_not_measured_again() -> None:
 def test_noise_of_a_host_may_hide_a_gain_from_the_first_pair() -> None:
     search = Search(Situation(START, CPU), all_levers(), ModelledBench())
     noisy, quiet = Judgement(None, 1.2, 0.5, 2.9), Judgement(None, 1.2, 1.1, 1.3)
-    assert not search._is_hopeless(noisy, 2)
-    assert search._is_hopeless(quiet, 1)
-    assert Search(Situation(START, GPU), all_levers(), ModelledBench())._is_hopeless(noisy, 1)
+    assert not search._is_hopeless(noisy)
+    assert search._is_hopeless(quiet)
+    assert Search(Situation(START, GPU), all_levers(), ModelledBench())._is_hopeless(noisy)
+
+
+class NoisyBench(ModelledBench):
+    """Bench whose processes differ by more than the gain of an option."""
+
+    FACTORS = (1.05, 0.96, 1.0, 1.02, 0.975, 1.03, 0.965, 1.01, 0.99)
+
+    def measure(self, config: RunConfig, number: int) -> RunRecord:
+        record = super().measure(config, number)
+        if record.measurement is None:
+            return record
+        factor = self.FACTORS[(number + 4 * (config != START)) % len(self.FACTORS)]
+        samples = tuple(replace(each, wall_s=factor * each.wall_s) for each in record.measurement.samples)
+        return replace(record, measurement=replace(record.measurement, samples=samples))
+
+
+@pytest.mark.parametrize(("left", "status"), [(5000.0, "kept"), (12 * PROCESS_S, "rejected")])
+def test_search_comes_back_to_a_gain_that_few_pairs_cannot_prove_if_time_is_left(left: float, status: str) -> None:
+    bench = NoisyBench(left)
+    search = Search(Situation(START, CPU), {"attention_backend": all_levers()["attention_backend"]}, bench)
+    search.run()
+    (row,) = (row for row in search.answer().trials if row["change"] == "attention sdpa_flash")
+    assert row["status"] == status, row
+    assert (row["processes"] > 2 * FEW_PAIRS + 1) == (status == "kept")  # one is of the start alone
+    assert row["gain"] == pytest.approx(step_s(START) / step_s(replace(START, attention="sdpa_flash")), rel=0.05)
 
 
 def test_a_gain_near_the_noise_is_measured_in_pairs_that_alternate() -> None:
