@@ -79,7 +79,7 @@ class ModelCalls:
         return self._of_loss[chain]
 
     def are_fed_by(self, chain: tuple[Line, ...]) -> bool:
-        """Return whether the line makes an input of a training call, and does not call a model itself."""
+        """Return whether the line makes an input of a training call, and neither calls a model nor uses its result."""
         if chain not in self._known:
             self._known[chain] = self._is_fed_by(chain)
         return self._known[chain]
@@ -94,8 +94,15 @@ class ModelCalls:
             if any(other[: depth + 1] == chain[: depth + 1] for other in self.chains):
                 continue
             if feeds(chain[depth], call[depth:]):
-                return True
+                return not self._uses_results(chain[depth])
         return False
+
+    def _uses_results(self, line: Line) -> bool:
+        """Return whether a line uses what a model returned, as a step of an environment does by its action."""
+        here, code = _located(line), line[0]
+        calls = {each for chain in self.chains for each in chain if each[0] is code}
+        results = {name for each in calls if (at := _located(each)) is not None for name in _made(at)}
+        return here is not None and bool(_closure(here.scope, _used(here)) & (results - {"_"}))
 
 
 def _goes_into(chain: Sequence[Line], backward: Sequence[Line]) -> bool:
@@ -324,6 +331,15 @@ def _bases(target: ast.expr) -> set[str]:
         case ast.Subscript(value=owner) | ast.Starred(value=owner):
             return _bases(owner)
     return _names(target)
+
+
+def _used(here: _Located) -> set[str]:
+    """Return the names that this instruction uses: those of its arguments if it is a call, else of its statement."""
+    if here.arguments or here.owner is not None:
+        used = _names(here.owner).union(*map(_names, here.arguments))
+    else:
+        used = _names(_value(here.statement) if here.statement is not None else None)
+    return _outside(here.loops, used)
 
 
 def _made(here: _Located) -> set[str]:

@@ -37,14 +37,19 @@ FEEDS = {
     "x = work()\nloss = [model(item) for row in [x] for item in row]": True,
     "rows = [0]\nx = [1 for i in range(2)]\nfor i, row in zip(work(), rows):\n    other()\nmodel(x)": False,
     "y = work()\nlog = [x for x in y]\nx = 1\nmodel(x)": False,
+    "x = work()\nfor _ in range(2):\n    out = model(x)\n    seen = [out]\n    x = work()": True,
+    "def act(x):\n    return policy(x)\nx = 1\nfor _ in range(2):\n    y = act(x)\n    x = other(y) or work(y)\n    "
+    "model(x)": False,
+    "x = 1\nfor _ in range(2):\n    _, y = [0, model(x)]\n    x = work(y)": False,
+    "x = 1\nfor _ in range(2):\n    _ = model(x)\n    for _ in range(1):\n        x = work(_)": True,
     "def play():\n    policy(1)\n    return work()\nx = play()\nmodel(x)": False,
 }
 HEAD = """
-def work():
+def work(*_):
     look()
     return 1, 1
-def other():
-    return 1
+def other(*_):
+    return 0
 def batches():
     for _ in range(2):
         yield work()
