@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from types import CodeType
 from typing import NamedTuple
@@ -222,8 +222,8 @@ def slow_steps(
     whole = {n for n in sampled_s if is_whole(n)} or {n for n in sampled_s if sampled_s[n] > COVERED * durations_s[n]}
     chosen = [s for s in chosen if s.step in whole]
     chosen = without_usual(chosen, len(whole), usual)
-    loops = {line[0] for s in samples if s.phase is not None and s.phase.phase() in UPDATING for line in _chain(s)}
-    line, share = common_line(chosen, loops)
+    updating = [_chain(s) for s in samples if s.phase is not None and s.phase.phase() in UPDATING]
+    line, share = common_line(chosen, updating)
     phased = [s for s in chosen if s.phase is not None]
     times_s: Counter[str] = Counter()
     for sample in phased:
@@ -249,11 +249,16 @@ def slow_steps(
 DEEPER = 0.5  # share of the samples in one function; above it, that function is named instead of its caller
 
 
-def common_line(samples: Sequence[Sample], loops: Set[CodeType] = frozenset()) -> tuple[Line | None, float | None]:
+def common_line(
+    samples: Sequence[Sample], updating: Sequence[tuple[Line, ...]] = ()
+) -> tuple[Line | None, float | None]:
     """Return the line with the most time in the deepest own function with most of the time, and its share.
 
-    loops: the functions that also train. Without one line with most of the time, such a function is no answer.
+    updating: the lines around backward passes and updates. A function around them is no answer, unless one of its
+    lines has most of the time and does not call such a function.
     """
+    loops = {line[0] for chain in updating for line in chain}
+    callers = {place_of(line) for chain in updating for line in chain[:-1]}
     total_s = sum(s.time_s for s in samples)
     inside, depth = [(_chain(s), s.time_s) for s in samples], 0
     found: tuple[Line | None, float | None] = None, None
@@ -272,7 +277,8 @@ def common_line(samples: Sequence[Sample], loops: Set[CodeType] = frozenset()) -
         most = most_of(lines)
         place = place_of(most)
         inside = [(chain, time_s) for chain, time_s in here if place_of(chain[depth]) == place]
-        is_clear = code not in loops or sum(time_s for _, time_s in inside) >= DEEPER * total_s
+        is_most = sum(time_s for _, time_s in inside) >= DEEPER * total_s
+        is_clear = code not in loops or (is_most and place not in callers)
         found = (most, functions[code] / total_s) if is_clear else found
         depth += 1
     return found

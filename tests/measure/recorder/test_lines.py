@@ -47,23 +47,29 @@ def in_one_function(main: CodeType, update: CodeType, play: CodeType) -> dict[tu
     return {(line(main, 6), line(update, 10)): 4, (line(main, 6), line(update, 11)): 4, (line(main, 3),): 2}
 
 
+def in_update(main: CodeType, update: CodeType, play: CodeType) -> dict[tuple[Line, ...], float]:
+    return {(line(main, 6), line(update, 11)): 9, (line(main, 3),): 1}
+
+
 @pytest.mark.parametrize(
-    ("times", "loops", "expected"),
+    ("times", "updates", "expected"),
     [
-        (spread, {"main", "update"}, None),
-        (spread, {"update"}, (6, 1.0)),
-        (in_one_line, {"main", "update"}, (8, 0.7)),
-        (in_one_function, {"main"}, (10, 0.8)),
-        (in_one_function, {"main", "update"}, (6, 1.0)),
+        (spread, True, None),
+        (spread, False, (6, 1.0)),
+        (in_one_line, True, (8, 0.7)),
+        (in_one_function, False, (10, 0.8)),
+        (in_one_function, True, None),
+        (in_update, True, (11, 0.9)),
     ],
 )
 def test_slow_steps_are_named_after_a_line_with_most_of_the_time_or_a_function_that_does_not_train(
-    times: Callable[..., dict[tuple[Line, ...], float]], loops: set[str], expected: tuple[int, float] | None
+    times: Callable[..., dict[tuple[Line, ...], float]], updates: bool, expected: tuple[int, float] | None
 ) -> None:
     known = codes()
+    main, update = known["main"], known["update"]
     samples = [
-        Sample(0, None, chain, chain[-1], time_s)
-        for chain, time_s in times(known["main"], known["update"], known["play"]).items()
+        Sample(0, None, chain, chain[-1], time_s) for chain, time_s in times(main, update, known["play"]).items()
     ]
-    found, share = common_line(samples, {known[name] for name in loops})
+    updating = [(line(main, 6), line(update, 10)), (line(main, 6), line(update, 11))]
+    found, share = common_line(samples, updating if updates else ())
     assert (found and (line_of(found), share)) == expected
