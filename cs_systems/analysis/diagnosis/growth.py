@@ -73,7 +73,7 @@ def _of_time(row: GrowthRow, evidence: Evidence) -> Diagnosis | None:
     most = _most_of_other(own) if phase in (None, OTHER) else None
     where = _named(most, last - first) if most is not None and most["function"] != COLLECTOR else ""
     is_on_cpu = evidence.config is not None and evidence.config.device == "cpu"
-    remedy = f"{TIME}; {DENORMALS}" if is_on_cpu and not (place or where) else TIME
+    remedy = f"{TIME}; {DENORMALS}" if is_on_cpu and phase != OTHER and not where else TIME
     return Diagnosis(cause, remedy, last, takes=last - first, evidence=(row,), where=where)
 
 

@@ -926,7 +926,8 @@ def test_usual_steps_count_for_their_share_of_the_loop() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "phase", "names"), [("cpu", None, True), ("cuda", None, False), ("cpu", "other", False)]
+    ("device", "phase", "names"),
+    [("cpu", None, True), ("cpu", "backward", True), ("cuda", "backward", False), ("cpu", "other", False)],
 )
 def test_steps_that_grow_for_an_unknown_reason_may_fade_to_denormals_on_a_cpu(
     device: Any, phase: str | None, names: bool
