@@ -135,7 +135,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "unfused-attention": ("unfused-attention",),
     "unfused-elementwise": ("elementwise-chain",),
     "unfused-optimizer": ("unfused-optimizer",),
-    "unregistered-parameters": ("unused-gradients",),
+    "unregistered-parameters": ("unused-gradients", "no-update"),
     "unused-gradients": ("unused-gradients",),
     "unused-parameters": ("find-unused-parameters",),
     "unused-passes": ("skipped-steps",),
