@@ -62,13 +62,21 @@ def follows_inputs(sizes: Sequence[tuple[int, float]]) -> bool:
     return least * (last + 1) > LEAST_TIMES * most * (first + 1)
 
 
-def varies(calls: Sequence[int]) -> bool:
-    """Return whether most steps have another number of calls of the models than the usual one, without a steady growth.
+def varies(calls: Sequence[int], sizes: Sequence[int] = ()) -> bool:
+    """Return whether steps differ in their number of calls of the models, and not by evaluations or a steady growth.
 
-    A step with an episode or a sentence of any length is such a one: what it takes says nothing about earlier steps.
+    A step with an episode of any length is such a one: what it takes says nothing about earlier steps. A quarter of
+    the steps is enough where the inputs differ too, as with several updates after each rollout.
     """
-    usual = max((calls.count(number) for number in calls), default=0)
-    return usual < len(calls) / 2 and bool(calls) and time_growth([*enumerate(calls)]) is None
+    others = _others(calls)
+    if others > 1 / 2:
+        return time_growth([*enumerate(calls)]) is None
+    return others >= 1 / 4 and _others(sizes) > 1 / 2 and time_growth([*enumerate(sizes)]) is None
+
+
+def _others(numbers: Sequence[int]) -> float:
+    """Return the share of the steps with another number than the most usual one."""
+    return 1 - max(numbers.count(number) for number in numbers) / len(numbers) if numbers else 0.0
 
 
 def _steady(points: Sequence[tuple[int, float]]) -> Growth | None:

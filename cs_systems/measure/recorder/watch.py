@@ -308,7 +308,9 @@ class Watch(Observer):
             made |= found.FORWARD_OPERATORS.filled(self._forward_operators(of_usual))
             made |= found.SLOW_STEPS.filled(slow) if slow else {}
             grown = [*self._memory_growth()]
-            if not varies(timing.calls) and not follows_inputs([*enumerate(timing.sizes, self._sized_at)]):
+            if not varies(timing.calls, timing.sizes) and not follows_inputs(
+                [*enumerate(timing.sizes, self._sized_at)]
+            ):
                 grown += self._time_growth(kinds[0], timing.all_s)
             made |= found.GROWTH.filled(grown) if grown else {}
             made |= found.SLOW_START.filled(start) if start else {}

@@ -426,6 +426,16 @@ def test_numbers_of_calls_vary_with_episodes_but_not_with_evaluations_or_a_growi
     assert varies(calls) == expected
 
 
+@pytest.mark.parametrize(
+    ("calls", "sizes", "expected"),
+    [([5, 25, 5] * 6, [*range(9, 0, -1), *range(9, 0, -1)], True), ([5, 25, 5] * 6, [64, 80, 64] * 6, False),
+     ([1] * 18, [*range(9, 0, -1), *range(9, 0, -1)], False), ([5, 25, 5] * 6, [*range(18)], False),
+     ([1, 1, 1, 1, 1, 9] * 3, [*range(9, 0, -1), *range(9, 0, -1)], False)],
+)  # fmt: skip
+def test_updates_after_rollouts_vary_if_their_batches_do(calls: list[int], sizes: list[int], expected: bool) -> None:
+    assert varies(calls, sizes) == expected
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux tells how long a thread waits for a core")
 def test_steps_that_wait_for_a_core_do_not_count_as_slow() -> None:
     cores = os.sched_getaffinity(0)
