@@ -333,8 +333,10 @@ def _advised_scripts(folder: Path) -> str:
         for row in rows
         if row["gain"]
     ]
+    without = [row["script"] for row in rows if not row["gain"]]
+    nothing = f"; nothing was kept in {', '.join(without)}" if without else ""
     least, most = (end(float(row["time (s)"]) for row in rows) / 60 for end in (min, max))
-    return f"On NVIDIA H200, in {least:.0f} to {most:.0f} minutes each: {', '.join(texts)}."
+    return f"On NVIDIA H200, in {least:.0f} to {most:.0f} minutes each: {', '.join(texts)}{nothing}."
 
 
 def _holds_1(row: dict[str, str]) -> bool:

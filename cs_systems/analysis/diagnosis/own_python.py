@@ -35,6 +35,10 @@ EMPTY_CACHE = "empty_cache"
 READS = ("item", "tolist")  # methods that read numbers from the GPU
 FEWEST = 3  # fewest samples of the stack for a function
 LOGGED = HostWork("computes what it writes to a log", "log less often, or fewer values")
+SORTED = HostWork(
+    "sorts", "sort less often; if only the largest or smallest are used, take these alone (Tensor.topk, heapq)"
+)
+SORTS = re.compile(r"\b(arg)?sort(ed)?$")
 COLLECTIVES = re.compile(  # methods of a tensor named dist, such as gather, are none
     r"(?:(?<![\w.])dist|distributed)\.(?:all_reduce|all_gather|all_to_all|reduce_scatter|broadcast|barrier)\w*$"
 )
@@ -149,6 +153,8 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
         why = f": {reasons[0]['reason']}; {reasons[0]['remedy']}" if reasons else ""
         return Unknown(f"what runs in {share} outside the model's phases{why}")
     work = work_of(shown[0]["function"], shown[0].get("calls")) or (LOGGED if shown[0].get("writes") else None)
+    if work is None and SORTS.search(shown[0].get("calls") or ""):
+        work = SORTED
     does = f", which {work.words}" if work and shown[0]["time_s"] >= MOSTLY * lasted_s else ""
     cause = f"{share} is the script's own Python{does}: {lines}"
     remedy = work.remedy if work else REMEDY

@@ -1083,6 +1083,13 @@ def test_function_that_also_writes_computes_for_a_log() -> None:
     assert "log less often, or fewer values" in found.sentence
 
 
+@pytest.mark.parametrize("call", ["scores.argsort", "torch.sort", "sorted"])
+def test_who_sorts_is_told_to_take_the_largest_ones_alone(call: str) -> None:
+    (found,) = causes(loop({"own_python": [own("Recall.add", 8, 0.05, call)]}, other=0.06))
+    assert "which sorts: Recall.add() at train.py:8" in found.sentence
+    assert "take these alone (Tensor.topk, heapq)" in found.sentence
+
+
 def test_plain_python_after_the_model_says_where_it_is() -> None:
     (found,) = apply_rules(loop({"inner_lines": [inner("augment", 8, 0.03, phase="loss", is_plain=True)]})).diagnoses
     assert found.cause == (
