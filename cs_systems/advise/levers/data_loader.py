@@ -11,7 +11,7 @@ from cs_systems.advise.lever import Lever, ScriptChange, Situation
 from cs_systems.advise.levers._loaders import NAMES, made_with, may_take_workers, unfit_stream
 from cs_systems.machine.cores import usable_cores
 
-WORKERS = min(4, (usable_cores() + 1) // 2)
+WORKERS = min(4, usable_cores())
 
 
 def unfit(situation: Situation) -> str | None:
