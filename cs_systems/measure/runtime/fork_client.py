@@ -11,13 +11,13 @@ import json
 import os
 import re
 import resource
-import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from multiprocessing.connection import wait  # unlike select.select, it takes descriptors above 1023
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ class ForkedGuardian:
 
     def poll(self) -> int | None:
         """Return 0 if it has ended, else None."""
-        if self._ended is not None and select.select([self._ended], [], [], 0)[0]:
+        if self._ended is not None and wait([self._ended], 0):
             os.close(self._ended)
             self._ended = None
         return 0 if self._ended is None else None
@@ -64,7 +64,7 @@ class ForkedGuardian:
     def wait(self, timeout_s: float) -> int:
         """Wait until it has ended. Raises subprocess.TimeoutExpired."""
         if self._ended is not None:
-            select.select([self._ended], [], [], timeout_s)
+            wait([self._ended], timeout_s)
         if self.poll() is None:
             raise subprocess.TimeoutExpired("guardian", timeout_s)
         return 0

@@ -136,7 +136,8 @@ class Member:
             except BlockingIOError:
                 if (left := deadline - time.monotonic()) <= 0:
                     raise RequestUnread(f"the worker process read no request within {timeout_s:g} s") from None
-                select.select([], [self.request_fd], [], min(left, 0.1))
+                (poll := select.poll()).register(self.request_fd, select.POLLOUT)
+                poll.poll(1e3 * min(left, 0.1))
 
     def listen(self) -> None:
         """Store the messages that have arrived, and the error if other data arrived."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
@@ -149,8 +149,7 @@ class ScriptForks:
         assert self._server.stdout is not None
         until_s = time.monotonic() + timeout_s
         while b"\n" not in self._read:
-            ready, _, _ = select.select([self._server.stdout], [], [], max(0.0, until_s - time.monotonic()))
-            if not ready:
+            if not wait([self._server.stdout.fileno()], max(0.0, until_s - time.monotonic())):
                 raise TimeoutError
             if not (read := os.read(self._server.stdout.fileno(), 1 << 16)):
                 raise EOFError

@@ -16,7 +16,6 @@ import contextlib
 import dataclasses
 import itertools
 import os
-import select
 import signal
 import socket
 import sys
@@ -25,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import cache
+from multiprocessing.connection import wait
 from typing import Any
 
 import torch.distributed as dist
@@ -249,7 +249,7 @@ class Job:
     def _watch(self, over: threading.Event, wakeup_read: int, timeout_s: float | None) -> None:
         store, end = _connect(), None if timeout_s is None else time.monotonic() + timeout_s
         while not over.is_set():
-            signals = os.read(wakeup_read, 1) if select.select([wakeup_read], [], [], _LOOK_S)[0] else b""
+            signals = os.read(wakeup_read, 1) if wait([wakeup_read], _LOOK_S) else b""
             if over.is_set():
                 return
             if signals == bytes([signal.SIGTERM]):

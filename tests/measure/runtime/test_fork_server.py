@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from cs_systems import sweep
 from cs_systems.config import RunConfig
 from cs_systems.measure.runtime import fork_client
-from cs_systems.measure.runtime.fork_client import NoServer, server_pids
+from cs_systems.measure.runtime.fork_client import ForkedGuardian, NoServer, server_pids
 from cs_systems.measure.runtime.guardian import descendants
 from cs_systems.measure.runtime.lifetime import is_running
 from cs_systems.record import RunRecord
@@ -263,3 +264,28 @@ def test_workers_start_as_programs_if_an_import_opens_a_gpu(
     fork_client.preload(["opens_a_gpu"])
     assert report(workload)["pid"] != report(workload)["pid"]
     assert fork_client.unavailable() == "a module has opened a GPU while it was imported, and a fork cannot use it"
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    """Open so many files that further descriptors are above those that select.select takes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip(f"a process may open {hard} files at most")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    yield
+    for descriptor in opened:
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_guardian_is_waited_for_in_a_process_with_many_open_files(many_descriptors: None) -> None:
+    with subprocess.Popen([sys.executable, "-IS", "-c", "input()"], stdin=subprocess.PIPE) as process:
+        guardian = ForkedGuardian(process.pid)
+        assert guardian.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            guardian.wait(0.01)
+        process.kill()
+        assert guardian.wait(20.0) == 0
+        assert guardian.poll() == 0
