@@ -6,38 +6,63 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cs_systems.config import ConfigError
 from cs_systems.core.printable import labelled_command, plain
 from cs_systems.core.units import human
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from cs_systems.advise.answer import Answer
     from cs_systems.advise.lever import Lever, Situation
     from cs_systems.analysis.diagnosis import Answer as DiagnosisAnswer
-    from cs_systems.record import RunRecord
+    from cs_systems.record import Environment, RunRecord
     from cs_systems.report.advice import ToTryRow
 
 SCRIPT = "YOUR_SCRIPT.py"
 RECORD_BYTES = 20_000  # most bytes of a record of one process
 
 
-def try_command(answer: DiagnosisAnswer, cell: Sequence[str] = (), script: Sequence[str] = ()) -> list[str]:
+def try_command(
+    answer: DiagnosisAnswer, cell: Sequence[str] = (), script: Sequence[str] = (), record: RunRecord | None = None
+) -> list[str]:
     """Return the command that tries the first remedy of an answer, as words; empty if no lever carries the remedy out.
 
-    cell: the options of the cell that was judged. script: the words of the script, instead of a cell.
+    Args:
+        answer: the diagnosis.
+        cell: the options of the cell that was judged.
+        script: the words of the script, instead of a cell.
+        record: the script's record, for levers that apply only to some scripts.
     """
     from cs_systems.advise.lever import all_levers
 
     fit = {name: lever for name, lever in all_levers().items() if (lever.script if script else lever.options)}
+    if script and record is not None and record.environment is not None:
+        fit = _applying(fit, script, record, record.environment)
     for diagnosis in answer.diagnoses:
         levers = [name for name, lever in fit.items() if diagnosis.code in lever.remedies]
         if levers:
             goal = ["--goal", "memory"] if diagnosis.unit == "bytes" else []
             return ["cs-systems", "advise", *cell, *goal, "--levers", *levers, *(["--", *script] if script else [])]
     return []
+
+
+def _applying(
+    levers: Mapping[str, Lever], script: Sequence[str], record: RunRecord, machine: Environment
+) -> dict[str, Lever]:
+    """Return the levers that apply to a script; all of them if its text cannot be read."""
+    from cs_systems.advise.lever import ScriptPlan, Situation
+    from cs_systems.advise.ranks import split
+    from cs_systems.advise.sources import sources
+
+    try:
+        launcher, words = split(script)
+        texts = tuple(each.text for each in sources(Path(words[0])))
+    except (ConfigError, OSError, ValueError, SyntaxError):
+        return {**levers}
+    situation = Situation(ScriptPlan(), machine, (record,), texts=texts, has_ranks=bool(launcher))
+    return {name: one for name, one in levers.items() if one.script and one.script.unfit(situation) is None}
 
 
 def try_after_trace(answer: DiagnosisAnswer, record: RunRecord | None) -> list[str]:
@@ -55,7 +80,7 @@ def try_after_trace(answer: DiagnosisAnswer, record: RunRecord | None) -> list[s
         return [] if cell.is_distributed else try_command(answer, command_words(cell.of_any_measurement)[2:])
     command = shlex.split(record.origin.command or "") if record.origin else []
     script = command[command.index("--") + 1 :] if "--" in command else []
-    return try_command(answer, script=script) if script[:1] not in ([], ["-m"]) else []
+    return try_command(answer, script=script, record=record) if script[:1] not in ([], ["-m"]) else []
 
 
 def say(line: str) -> None:

@@ -274,7 +274,7 @@ def conclude(records: list[Any], out: str, why: str, script: Sequence[str] = (),
     # The stream belongs to the script; its settings are kept for what the script prints at exit.
     text_of_all = f"\n{first}{table}\n{tables.getvalue()}{where}\n{report}"
     started = [] if script[:1] in ([], ["-m"]) else as_started(script)
-    if started and (words := try_command(answer, script=started)):
+    if started and (words := try_command(answer, script=started, record=records[0])):
         text_of_all += f"\n{labelled_command('advise:', words, text_width(width))}"
     print(encodable(text_of_all, sys.stderr), file=sys.stderr)
     print_whole_loop(records)

@@ -1,4 +1,4 @@
-"""Do forked trials of `cs-systems advise` take the same step as new processes, and how much sooner do they end?
+"""Forked trials of `cs-systems advise` beside new processes: whether their steps agree, and how much sooner they end.
 
 Question: is the step of a script as long, and does it vary as much, if its process is a fork of one that has imported
 torch, and how long does a trial take each way?

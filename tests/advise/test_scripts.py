@@ -133,6 +133,27 @@ def test_command_tries_the_first_remedy_that_has_a_lever() -> None:
     assert {code for lever in all_levers().values() for code in lever.remedies} <= codes
 
 
+EVALUATION = """import torch
+
+def validate(model, batches):
+    for batch in batches:
+        model(batch)
+"""
+
+
+@pytest.mark.parametrize(("text", "levers"), [("plt.pause(0.1)\n", []), (EVALUATION, ["evaluation_without_gradients"])])
+def test_command_after_a_script_has_only_levers_that_apply_to_it(
+    text: str, levers: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = DiagnosisAnswer((Diagnosis("c", "r", 1.0, code="periodic-steps"),))
+    record = RunRecord("", RunConfig(workload="loop train").to_dict(), "ok", environment=CPU)
+    words = ["cs-systems", "advise", "--levers", "evaluation_without_gradients", "--", "train.py"]
+    assert try_command(answer, script=["train.py"], record=record) == words, "its text cannot be read"
+    Path("train.py").write_text(text)
+    assert try_command(answer, script=["train.py"], record=record) == (words if levers else [])
+
+
 @pytest.mark.parametrize(
     ("here", "words"), [("2", ["torchrun", "--nproc-per-node", "2", "train.py"]), ("1", []), (None, [])]
 )

@@ -50,7 +50,7 @@ class Encoder(nn.Module):
 
 
 def hide(sentence, words, share=0.15):
-    """Of the chosen tokens, 80 in 100 are masked, 10 are replaced and 10 are kept."""
+    """Mask 80 in 100 of the chosen tokens, replace 10 and keep 10."""
     chosen = torch.rand(sentence.shape) < share
     dice = torch.rand(sentence.shape)
     shown = torch.where(chosen & (dice < 0.8), torch.full_like(sentence, MASK), sentence)
