@@ -146,7 +146,7 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
         sys.excepthook(type(error), error.with_traceback(_of_script(error)), error.__traceback__)
         raise SystemExit(1) from None
     except KeyboardInterrupt as error:
-        failed, status = error, EXIT_INTERRUPTED
+        failed, status = _printed_from_script(error), EXIT_INTERRUPTED
         raise
     finally:
         sys.stdout.flush()
@@ -222,7 +222,18 @@ def _become(argv: list[str], levers: Sequence[str] = (), files: Sequence[str] = 
     exec(code, module.__dict__)
 
 
-def _of_script(error: Exception) -> types.TracebackType | None:
+def _printed_from_script(error: BaseException) -> BaseException:
+    """Let Python print the traceback of an error from the script's first frame on, and return the error."""
+    printed = sys.excepthook
+
+    def shown(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+        printed(kind, error.with_traceback(_of_script(error)), trace)
+
+    sys.excepthook = shown
+    return error
+
+
+def _of_script(error: BaseException) -> types.TracebackType | None:
     """Return the traceback from the script's first frame on, as Python would print it."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):

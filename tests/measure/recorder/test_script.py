@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -242,6 +243,15 @@ def test_script_that_fails_before_training_gets_no_advice_to_train(end: str, rea
     script.write_text(end)
     done = forks.python("-m", "cs_systems", "run", "--out", str(tmp_path / "out"), "--", str(script))
     assert f"cs-systems: nothing was recorded, because the script {reason}\n" in done.stderr
+
+
+@pytest.mark.parametrize("error", ["KeyboardInterrupt", "ValueError"])
+def test_traceback_begins_with_the_first_frame_of_the_script(error: str, tmp_path: Path) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(f"raise {error}")
+    command = [sys.executable, "-m", "cs_systems", "run", "--out", str(tmp_path / "out"), "--", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True)  # in a new process, whose end prints it
+    assert re.findall(r'File "(.*)", line (\d+)', done.stderr) == [(str(script), "1")]
 
 
 LOOP = """
