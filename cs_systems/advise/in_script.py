@@ -1,4 +1,4 @@
-"""Levers applied inside the process of an unedited script: its text, and torch right after the script imports it."""
+"""Levers applied inside the process of an unedited script: its text, and torch before the script uses it."""
 
 from __future__ import annotations
 

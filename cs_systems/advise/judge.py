@@ -22,12 +22,12 @@ FEW_PAIRS, MANY_PAIRS = 3, 12  # most pairs of processes of a trial, and of one 
 LATER = 0.3  # share of the error that is kept for the pairs after the first few
 
 
-def confidence(pair: int) -> float:
-    """Return the level of the interval after a pair, counted from 1, at which a trial may end at whichever pair.
+def level_after(pair: int) -> float:
+    """Return the level of the interval after a pair, counted from 1, so that a trial may end after any of them.
 
-    The error of 5% is divided among the looks. The test of core/sequential.py assumes less, but takes at least 8 pairs,
-    too many for a search of minutes. The few processes of a cell hardly show how much they vary, so that those of the
-    other cells show it too.
+    The error of 5% is divided among the pairs of an option on one best cell; where another cell becomes the best, a
+    trial begins anew. The test of core/sequential.py assumes less, but takes at least 8 pairs, too many for a search of
+    minutes. The few processes of a cell hardly show how much they vary, so that those of the other cells show it too.
     """
     error = 1 - statistics.CONFIDENCE
     if pair <= FEW_PAIRS:
@@ -35,7 +35,7 @@ def confidence(pair: int) -> float:
     return 1 - LATER * error / (MANY_PAIRS - FEW_PAIRS)
 
 
-CONFIDENCE = confidence(1)
+CONFIDENCE = level_after(1)
 
 
 class Judgement(NamedTuple):

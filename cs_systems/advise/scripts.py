@@ -1,8 +1,8 @@
 """Bench for an unedited script: each process runs it with levers applied from outside, until its steps are recorded.
 
 The script is never edited. Records and logs are kept in the folder of the search, and each patched copy in a separate
-folder. The first process shows what the script imports. The later ones are forks of a process that has imported it,
-where that changes nothing for the script; imports take most of the time of a trial.
+folder. The first process shows what the script imports of torch. The later ones are forks of a process that has
+imported it, unless the script would run in another way then; imports take most of the time of a trial.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ from cs_systems.record import RunRecord, read_records, records_path
 SEEDS = 3  # number of runs of the start; the spread of their losses is how much a lever may change them
 FIRST = "first"  # folder of the process that shows what the script imports; its times are not used
 IMPORTS = "imports.json"
-SETTING = frozenset({"setdefault", "update", "pop", "clear"})  # methods of os.environ that change it
 TOO_LONG = "it took longer than a trial may; give a longer --budget"
 MOST_COPIED_BYTES = 200 << 20  # largest folder that is copied to try a patch
 LINKED_BYTES = 10 << 20  # size from which a file, such as data, is linked instead of copied
@@ -87,11 +86,12 @@ class ScriptBench(Budgeted):
         folder = self.folder / _name(cell, number)
         if known := _recorded(folder):
             return known
-        first = self.folder / FIRST
-        if self._is_forkable and not first.exists():
+        if self.may_fork and self._imports() is None:
+            first = self.folder / FIRST
             error = self._timed(ScriptPlan(), first, {"imports": str((first / IMPORTS).absolute())})
             if _recorded(first) is None:
                 return _failed(error or _error_line(first / "log.txt"))
+            records_path(first).unlink()  # no time of this process is used
         error = self._timed(cell, folder)
         if (unused := folder / UNUSED).exists():
             return _failed(f"{' and '.join(json.loads(unused.read_text()))} found nothing to change in this run")
@@ -134,13 +134,13 @@ class ScriptBench(Budgeted):
         if forks is not None:
             try:
                 (folder / "log.txt").touch()
-                forks.run([json.dumps(options), *words], environment, folder / "log.txt", self.timeout_s())
+                forks.run([json.dumps(options), *words], folder / "log.txt", self.timeout_s())
             except TimeoutError:
                 return TOO_LONG
-            except NoForks:
-                self._servers[_key(self.environment(plan))] = None
-            else:
-                return None
+            except NoForks as error:  # a new process must not be compared with earlier forks
+                self._servers = {key: server for key, server in self._servers.items() if server is not forks}
+                return str(error)
+            return None
         where = self.copy if plan.is_patched else None
         if where is not None:
             words[0], environment["PYTHONPATH"] = _below_here(Path(words[0])), _paths(where)
@@ -165,22 +165,22 @@ class ScriptBench(Budgeted):
                 end(process)
         return None
 
-    @property
-    def _is_forkable(self) -> bool:
-        """Flag of a script that can be forked: it sets no variables for libraries that it imports afterwards."""
-        return self.may_fork and not any(sets_variables(each.text) for each in self.sources)
+    def _imports(self) -> Imports | None:
+        """Return what the first process left; None if it did not run, or not to its end."""
+        return Imports.read(self.folder / FIRST / IMPORTS)
 
     def _forks(self, plan: ScriptPlan, environment: Mapping[str, str]) -> ScriptForks | None:
         """Return the server that forks the process of a plan, started with its variables; None for a new process.
 
         A patched copy has other modules; what is compared with it must be a new process too.
         """
-        file, key = self.folder / FIRST / IMPORTS, _key(self.environment(plan))
-        if not self._is_forkable or plan.is_patched or self.copy or not file.exists():
+        imports, key = self._imports(), tuple(sorted(self.environment(plan).items()))
+        if not self.may_fork or plan.is_patched or self.copy or imports is None:
             return None
         if key not in self._servers:
-            found = Imports(**{name: tuple(names) for name, names in json.loads(file.read_text()).items()})
-            self._servers[key] = _server((found, Imports.of_torch(found)), environment)
+            self._servers[key] = None
+            with suppress(NoForks):
+                self._servers[key] = ScriptForks(Path(self.words[0]), imports, environment, max(0.0, self.left_s()))
         return self._servers[key]
 
     def environment(self, plan: ScriptPlan) -> dict[str, str]:
@@ -242,35 +242,6 @@ class ScriptBench(Budgeted):
             with target.open("w", encoding="utf-8", newline="") as stream:
                 stream.write(text)
         self.copy = to
-
-
-def _key(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted(environment.items()))
-
-
-def _server(imports: Sequence[Imports], environment: Mapping[str, str]) -> ScriptForks | None:
-    """Return a server with the first of these imports with which it can fork; None if there is none."""
-    for each in imports:
-        with suppress(NoForks):
-            return ScriptForks(each, environment)
-    return None
-
-
-def sets_variables(source: str) -> bool:
-    """Return whether a text sets environment variables, which a library may read while it is imported."""
-    for node in ast.walk(ast.parse(source)):
-        match node:
-            case ast.Subscript(
-                value=ast.Attribute(attr="environ") | ast.Name(id="environ"), ctx=ast.Store() | ast.Del()
-            ):
-                return True
-            case ast.Call(
-                func=ast.Attribute(attr=name, value=ast.Attribute(attr="environ") | ast.Name(id="environ"))
-            ) if name in SETTING:
-                return True
-            case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)) if name in ("putenv", "load_dotenv"):
-                return True
-    return False
 
 
 def git_status() -> str | None:

@@ -1,10 +1,11 @@
 """Search: tries one lever after the other, compared with the best cell so far, and keeps those that are proved.
 
 The option with the largest expected gain per cost is tried first; without an expectation, its usual gain counts. Each
-is measured in a new process and compared with the best cell, then in further pairs of alternating order (B A, A B)
-until its interval shows a gain or excludes one, or its median shows none. If the step waits for launches, an option is
-also tried together with a lever that relieves the host, and options without a gain are tried again once the step no
-longer waits. Options that are kept have passed the check of their numbers.
+is measured in a process of its own and compared with the best cell, then in further pairs of alternating order (B A, A
+B) until its interval shows a gain or excludes one, or its median shows none. After all options, the search comes back
+to gains that few pairs could not prove. If the step waits for launches, an option is also tried together with a lever
+that relieves the host, and options without a gain are tried again once the step no longer waits. Options that are kept
+have passed the check of their numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from cs_systems.advise.judge import (
     MANY_PAIRS,
     OF_ENERGY,
     Judgement,
-    confidence,
+    level_after,
     peak_bytes,
     why_missing,
 )
@@ -102,6 +103,7 @@ class Search:
     rows: list[TrialRow] = field(default_factory=list)
     _tried: set[tuple[str, str]] = field(default_factory=set)
     _hidden: set[tuple[str, str]] = field(default_factory=set)  # tried while the step waited for launches
+    _earlier: dict[tuple[str, str], TrialRow | None] = field(default_factory=dict)  # rows of options to try anew
     _open: list[_Trial] = field(default_factory=list)  # undecided on the best cell so far
     _kept: set[str] = field(default_factory=set)
     _looked: set[str] = field(default_factory=set)
@@ -184,7 +186,8 @@ class Search:
 
     def _try(self, trial: _Trial, most: int = FEW_PAIRS) -> None:
         """Measure an option in up to `most` pairs, compared with the best cell; keep it if it gains and passes."""
-        option, records, earlier = trial.option, trial.records, trial.row
+        option, records = trial.option, trial.records
+        earlier = trial.row or self._earlier.pop(option.key, None)
         now = self._now(self.situation.history[-1])
         assert now is not None
         expected = f", expected {human(option.expected.value, self._unit)}" if option.expected else ""
@@ -234,7 +237,7 @@ class Search:
             self._mark_replaced(option.cell)
         for trial in self._open:  # they are tried anew, on what is best now
             self._tried -= {trial.option.key, (trial.option.lever, str(trial.option.cell))}
-            self.rows = [row for row in self.rows if row is not trial.row]
+            self._earlier[trial.option.key] = trial.row
         self._open.clear()
         self._kept |= {*option.levers}
         self.situation = replace(self.situation, cell=option.cell, history=(*self.situation.history, record))
@@ -335,7 +338,7 @@ class Search:
                 yield f"its peak is {human(peak, 'bytes')}, more than {human(limit, 'bytes')}"
                 return
             others = self._others(*of_base, *records)
-            judged = GOALS[self.situation.goal].judge(of_base, records, times, others, confidence(pair + 1))
+            judged = GOALS[self.situation.goal].judge(of_base, records, times, others, level_after(pair + 1))
             yield judged if judged.is_sure or self._is_steady else judged._replace(is_gain=None)
 
     def _others(self, *compared: RunRecord) -> list[list[RunRecord]]:
@@ -386,7 +389,7 @@ class Search:
                 lever, reason = found
                 if lever not in self._kept:
                     yield row_of(lever, "", "not tried", reason)
-            elif found.key not in self._tried and now is not None:
+            elif found.key not in {*self._tried, *self._earlier} and now is not None:
                 expected = found.expected
                 if too_large := self._fits(found):
                     yield row_of(found.lever, found.words, "not tried", too_large)

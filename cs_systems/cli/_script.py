@@ -3,7 +3,8 @@
     python -m cs_systems.cli._script OPTIONS_AS_JSON train.py its arguments
 
 The script sees the same process as under plain Python: its arguments, its folder on the path, `__main__`, and torch not
-imported yet. Standard output is the script's; the report goes to standard error after the script ends.
+imported yet, except in a trial of `advise`, which may be a fork of a process that has imported it. Standard output is
+the script's; the report goes to standard error after the script ends.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ import threading
 import types
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cs_systems.cli import EXIT_INTERRUPTED
 from cs_systems.cli._children import Children, before
@@ -31,6 +32,9 @@ from cs_systems.core import origin
 from cs_systems.core.printable import encodable, visible
 from cs_systems.core.step_kinds import FEWEST_AT_A_DISTANCE
 from cs_systems.core.validation import shown
+
+if TYPE_CHECKING:
+    from cs_systems.measure.runtime.script_forks import Look
 
 
 @dataclass(frozen=True)
@@ -91,11 +95,13 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
     levers, seed, files, imports = (options.pop(name, ()) for name in ("levers", "seed", "files", "imports"))
     told: dict[str, Callable[[], bool]] = {}
     recorders: list[Any] = []
-    children = Children()
+    children, look = Children(), _look(imports)
 
     def begin() -> None:
         from cs_systems.measure.recorder.unedited import ScriptRecorder
 
+        if look is not None:
+            look.torch_is_imported()
         if is_trial:
             told.update(_begin_trial(levers, seed or 0))
         children.watch()
@@ -114,17 +120,13 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
             return
         is_left = True
         if not status:
-            _leave_unused(told, options["out"])
-            _leave_imports(imports)
+            _leave_for_search(told, options["out"], look)
         state = random.getstate()  # importing the report's modules uses random numbers
         for recorder in recorders:
             recorder.close(error)
         if is_first_rank():
-            records = [record for recorder in recorders for record in recorder.records]
-            failure = next((recorder.failure for recorder in recorders if recorder.failure), None)
+            records, failure = _recorded(recorders)
             why = failure or why_nothing(status, children.remedy(), replaced_by)
-            for later in filter(None, (recorder.later_training() for recorder in recorders)):
-                print(f"cs-systems: {later}", file=sys.stderr)
             if not (is_trial and records):  # a search reads the records, and the modules of a report take a second
                 _leave(records, handover, options["out"], why, argv, Form(format, status))
         random.setstate(state)
@@ -153,6 +155,23 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
         leave(status, failed)
 
 
+def _look(imports: str) -> Look | None:
+    """Return what looks at this process for later trials, if a file for the imports is given."""
+    if not imports:
+        return None
+    from cs_systems.measure.runtime.script_forks import Look
+
+    return Look(Path(imports))
+
+
+def _recorded(recorders: Sequence[Any]) -> tuple[list[Any], str | None]:
+    """Return all records, and why a recorder failed; tell of a training that was not recorded."""
+    for later in filter(None, (recorder.later_training() for recorder in recorders)):
+        print(f"cs-systems: {later}", file=sys.stderr)
+    records = [record for recorder in recorders for record in recorder.records]
+    return records, next((recorder.failure for recorder in recorders if recorder.failure), None)
+
+
 def _begin_trial(levers: Sequence[str], seed: int) -> dict[str, Callable[[], bool]]:
     """Apply the levers of a trial, and return the functions that tell whether they changed anything so far."""
     from cs_systems.advise import in_script
@@ -162,20 +181,14 @@ def _begin_trial(levers: Sequence[str], seed: int) -> dict[str, Callable[[], boo
     return in_script.apply(levers, seed)
 
 
-def _leave_unused(told: dict[str, Callable[[], bool]], out: str) -> None:
-    """Leave the names of levers that changed nothing in the folder of the trial."""
+def _leave_for_search(told: dict[str, Callable[[], bool]], out: str, look: Look | None) -> None:
+    """Leave the names of levers that changed nothing in the folder of the trial, and what later trials may import."""
+    if look is not None:
+        look.leave()
     if told and is_first_rank():
         from cs_systems.advise import in_script
 
         in_script.leave_unused(told, Path(out))
-
-
-def _leave_imports(file: str) -> None:
-    """Leave the modules of this process in a file, if one is given: other trials need not import them again."""
-    if file:
-        from cs_systems.measure.runtime.script_forks import Imports
-
-        Path(file).write_text(json.dumps(asdict(Imports.of_this_process())))
 
 
 def _watch_ends(leave: Callable[..., None], leave_line: Callable[[], None]) -> None:

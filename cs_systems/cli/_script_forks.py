@@ -1,11 +1,10 @@
-"""Fork server of a search: imports what the script imports of torch and of libraries without torch, and forks trials.
+"""Fork server of a search: imports what the script used of torch, and forks a process for each trial.
 
-    python -m cs_systems.cli._script_forks PARENT MODULES_AS_JSON
+    python -m cs_systems.cli._script_forks PARENT
 
-PARENT is the PID of the client, `measure.runtime.script_forks`, which tells what MODULES are, and the messages. The
-server computes nothing, starts no thread and queries no device, so that a fork equals a new process whose imports took
-no time. Its modules are imported before the hooks of levers are applied; modules that hold something of torch are not
-among them, because a hook would not change what they hold.
+PARENT is the PID of the client, `measure.runtime.script_forks`, which describes the messages. The server computes
+nothing, starts no thread and queries no device. It imports modules of torch alone, because the script may import any
+other module in a way of its own, and because hooks of levers change what later modules take from torch.
 """
 
 from __future__ import annotations
@@ -25,24 +24,34 @@ import importlib
 import json
 import random
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import IO, Any, NoReturn
 
 from cs_systems.measure.runtime.forking import has_opened_a_gpu, run_and_exit
+from cs_systems.measure.runtime.script_forks import TORCH
+
+NEEDED = (TORCH, "cs_systems.measure.recorder.unedited", "cs_systems.advise.in_script")
+FIXED_SEED = 67280421310721  # of torch's generator in each new process, in versions that do not draw it
 
 
-def refusal(modules: Iterable[str], bound: Collection[str]) -> str | None:
-    """Import modules, and return why this process cannot fork a trial now; None if it can."""
+def refusal(folder: str, modules: Iterable[str], file: str) -> str | None:
+    """Import modules as a script in a folder would, and return why this process cannot fork a trial; None if it can.
+
+    file: the file of torch in the script's own process.
+    """
+    sys.path[0] = folder
     for name in modules:
-        with suppress(Exception):  # the script imports it in another way, such as under another path
+        with suppress(Exception):  # made by the script's process in another way
             importlib.import_module(name)
+    for name in NEEDED:
+        importlib.import_module(name)
+    if sys.modules[TORCH].__file__ != file:
+        return "the script imports another torch"
     if has_opened_a_gpu():
         return "an imported module has opened a GPU"
     if threading.active_count() > 1:
         return "an imported module has started a thread"
-    if loaded := {name.partition(".")[0] for name in sys.modules} & {*bound}:
-        return f"{', '.join(sorted(loaded))} was imported, which holds something of torch"
     return None
 
 
@@ -59,6 +68,7 @@ def _become_trial(request: Mapping[str, Any], of_server: Iterable[int]) -> NoRet
     """Become the process that `python -m cs_systems.cli._script` would be."""
     from cs_systems.cli import _script
 
+    torch: Any = sys.modules[TORCH]
     try:
         os.setsid()
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -67,11 +77,11 @@ def _become_trial(request: Mapping[str, Any], of_server: Iterable[int]) -> NoRet
             os.dup2(log, stream)
         for descriptor in (log, *of_server):
             os.close(descriptor)
-        os.environ.clear()
-        os.environ.update(request["environment"])
         random.seed()
         if "numpy.random" in sys.modules:
             sys.modules["numpy.random"].seed()
+        if torch.initial_seed() != FIXED_SEED:
+            torch.default_generator.seed()
         sys.argv = [_script.__file__, *request["argv"]]
     except BaseException:
         os._exit(1)
@@ -83,13 +93,12 @@ def _answer(answers: IO[str], message: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    asked = json.loads(sys.argv[2])
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):  # what a module reads or prints while it is imported is no message
         os.dup2(nothing, stream)
     os.close(nothing)
-    reason = refusal(asked["modules"], asked["bound"])
+    reason = refusal(**json.loads(requests.readline()))
     _answer(answers, {"refusal": reason})
     if reason is None:
         serve(requests, answers)

@@ -1,8 +1,8 @@
 """Make a training step faster or smaller: try the levers that apply, keep those that are proved, check the numbers.
 
 Begins with one cell, such as `--size small --context-length 512`, or your own, `--workload mine.py:factory`. Each
-option is measured in fresh processes and compared with the best cell so far. The answer has each kept lever with its
-expected and its measured step, why others were not kept, and the command of the best cell.
+option is measured in processes of its own and compared with the best cell so far. The answer has each kept lever with
+its expected and its measured step, why others were not kept, and the command of the best cell.
 
 `advise -- train.py ARGS` tries the levers of an unedited script, applied from outside, and prints the diff.
 """

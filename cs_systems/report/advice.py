@@ -20,7 +20,7 @@ FILE = "advice.json"
 class TrialRow(TypedDict):
     """Option of a lever: the expected and the measured step or peak, and why it was kept or not.
 
-    The gain is the best cell's step (or peak) over the option's; both are measured in fresh processes.
+    The gain is the best cell's step (or peak) over the option's; each is measured in processes of its own.
     """
 
     lever: str

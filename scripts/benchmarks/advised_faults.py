@@ -75,7 +75,7 @@ class Searched:
     """Answer of the search in one program.
 
     gain, low, high: of all kept levers; of_diff: of the diff alone. is_complete: whether the diff and the variables
-    have all kept levers. error: why there is no answer, or nothing.
+    have all kept levers. error: the reason if there is no answer.
     """
 
     program: str
@@ -165,8 +165,8 @@ def table(found: list[Searched], budget: str, cores: int) -> str:
         "# Planted faults, searched by advise",
         "",
         f"{mended} of {len(of_faults)} faults are mended, of {len(LEVERS)} that have a lever; nothing unproved "
-        f"is kept for {right} of {len(healthy)} healthy programs. A search of {budget} each, on "
-        f"{cores} CPU core{'s' if cores > 1 else ''} each.",
+        f"is kept for {right} of {len(healthy)} healthy programs. Each search has {budget} and "
+        f"{cores} CPU core{'s' if cores > 1 else ''}.",
         "",
         "| program | kept | whole gain | interval | the diff alone | verdict |",
         "| --- | --- | ---: | ---: | ---: | --- |",

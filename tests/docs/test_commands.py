@@ -29,6 +29,12 @@ SHOWN = [
 Run = Callable[[str, Path, dict[str, str]], str]
 
 
+@pytest.mark.parametrize("page", TEXTS)
+def test_page_has_a_heading_and_a_text(page: str) -> None:
+    assert TEXTS[page].startswith("# ")
+    assert len(TEXTS[page].split()) > 100
+
+
 @pytest.fixture
 def run_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Return `docs.run` that runs cs-systems and Python's files in this process, the rest of a pipe in a shell."""

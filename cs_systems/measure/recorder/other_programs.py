@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from typing import NamedTuple
 
 EVERY_S, EVERY_READS = 0.05, 200.0  # least time between two readings: in seconds, and in times of a reading's own
@@ -52,9 +53,10 @@ class OtherPrograms:
         self.readings.append(Reading(step, busy_s - own_s, all_s))
 
     def close(self) -> None:
-        """Read no more."""
+        """End the readings."""
         if self._file is not None:
-            os.close(self._file)
+            with suppress(OSError):  # the program may have closed all its descriptors
+                os.close(self._file)
             self._file = None
 
     def rise(self, step: int) -> float:

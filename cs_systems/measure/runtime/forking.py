@@ -22,6 +22,8 @@ def run_and_exit(main: Callable[[], object]) -> NoReturn:
             main()
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else int(end.code is not None)
+            if end.code is not None and not isinstance(end.code, int):
+                sys.stderr.write(f"{end.code}\n")
         except BaseException:
             status = 1
             sys.excepthook(*sys.exc_info())

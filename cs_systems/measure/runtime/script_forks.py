@@ -1,14 +1,18 @@
 """Client of the fork server of a search, which starts a trial of a script without the seconds that imports take.
 
-The server imports what the first process of the script had imported in the end, as far as that may be done before the
-script runs: `Imports`. A request is a line of JSON with `argv` (of `cli._script`), `environment` and `log`; the
-answers are the PID, and later the exit status.
+The first process of the script is a new one. It leaves `Imports`: the modules of torch that it had imported in the
+end, or why a fork would differ from a new process.
+
+A message is a line of JSON. The first one has the script's `folder`, the `modules` and the `file` of torch, and its
+answer a `refusal` or null. A request has `argv` (of `cli._script`) and the file of the `log`; its answers are the
+`pid`, and later the exit `status`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -16,70 +20,80 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 from cs_systems.measure.runtime.program import end_tree
 
 TORCH = "torch"
-OURS = "cs_systems"
-LIBRARIES = frozenset({"site-packages", "dist-packages"})
 ENDED = "the fork server ended"
-START_S = 120.0  # time that a server may take to import everything
-NEEDED = (TORCH, "cs_systems.cli._script", "cs_systems.measure.recorder.unedited", "cs_systems.advise.in_script")
+START_S = 120.0  # most time that a server may take to import everything
+# Variables that torch's modules or their libraries read, except those that torch sets itself.
+_READ = re.compile(
+    "(PY)?TORCH\\w*|OMP_\\w+|KMP_\\w+|MKL_\\w+|(ONE)?DNN\\w*|OPENBLAS_\\w+|CUDA_\\w+|CUBLAS\\w*|CUDNN_\\w+|NVIDIA_\\w+"
+    "|TRITON_\\w+|NCCL_\\w+|GLOO_\\w+"
+)
+_SET_BY_TORCH = re.compile("TORCHINDUCTOR_CACHE_DIR|TRITON_CACHE_DIR|TORCH_NCCL_\\w+|_\\w+")
 
 
 @dataclass(frozen=True)
 class Imports:
-    """Modules that a server imports before it forks.
+    """Modules of torch in a script's process.
 
     Attributes:
-        modules: their names, in the order in which the script imported them.
-        bound: packages that hold something of torch, which must not be imported before the script runs.
+        modules: their names, in the order in which they were imported.
+        file: the file of torch.
+        refusal: why no other process may import them before the script runs; None if it may.
     """
 
     modules: tuple[str, ...] = ()
-    bound: tuple[str, ...] = ()
+    file: str = ""
+    refusal: str | None = None
 
     @classmethod
-    def of_this_process(cls) -> Imports:
-        """Return the libraries of this process, without modules below the current folder, which are the user's."""
-        files = {
-            name: file
-            for name, module in [*sys.modules.items()]
-            if isinstance(module, ModuleType) and isinstance(file := vars(module).get("__file__"), str)
-        }
-        bound = {name.partition(".")[0] for name in files if _holds_torch(sys.modules[name])} - {TORCH, OURS}
-        here = f"{Path.cwd().resolve()}{os.sep}"
-        return cls(
-            tuple(
-                name
-                for name, file in files.items()
-                if not name.startswith("__")
-                and name.partition(".")[0] not in (OURS, *bound)
-                and (not file.startswith(here) or LIBRARIES & {*Path(file).parts})
-            ),
-            tuple(sorted(bound)),
-        )
-
-    @classmethod
-    def of_torch(cls, others: Imports) -> Imports:
-        """Return only torch's own modules among others."""
-        return cls(tuple(name for name in others.modules if name.partition(".")[0] == TORCH))
+    def read(cls, path: Path) -> Imports | None:
+        """Return the imports in a file; None if there is no such file, or an incomplete one."""
+        try:
+            found = json.loads(path.read_text())
+            return cls(tuple(found["modules"]), found["file"], found["refusal"])
+        except (OSError, ValueError, KeyError):
+            return None
 
 
-def _holds_torch(module: ModuleType) -> bool:
-    """Return whether a global of a module is a module, class or function of torch."""
-    for value in [*vars(module).values()]:
-        if isinstance(value, ModuleType):
-            name = value.__name__
-        elif isinstance(value, type | FunctionType | BuiltinFunctionType):
-            name = value.__module__
-        else:
-            continue
-        if isinstance(name, str) and name.partition(".")[0] == TORCH:
-            return True
-    return False
+class Look:
+    """Look at a script's process, from before the script begins: what it sets for torch, and what it imports.
+
+    path: the file for what is found.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path.absolute()
+        self._variables, self._cores = dict(os.environ), _cores()
+        self._refusal: str | None = None
+
+    def torch_is_imported(self) -> None:
+        """Compare variables and cores with those at the begin; libraries read them while they are imported."""
+        if dict(os.environ) != self._variables:
+            self._refusal = "the script sets environment variables before it imports torch"
+        elif _cores() != self._cores:
+            self._refusal = "the script sets its cores before it imports torch"
+
+    def found(self) -> Imports:
+        """Return the modules so far."""
+        changed = {name for name, _ in os.environ.items() ^ self._variables.items()}
+        read = sorted(name for name in changed if _READ.fullmatch(name) and not _SET_BY_TORCH.fullmatch(name))
+        refusal = self._refusal or (f"the script sets {', '.join(read)}" if read else None)
+        modules = tuple(name for name in sys.modules if name.partition(".")[0] == TORCH)
+        return Imports(modules, str(getattr(sys.modules.get(TORCH), "__file__", "")), refusal)
+
+    def leave(self) -> None:
+        """Write the modules so far into the file."""
+        unfinished = self._path.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(asdict(self.found())))
+        unfinished.rename(self._path)
+
+
+def _cores() -> set[int] | None:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
 
 
 class NoForks(RuntimeError):
@@ -89,40 +103,40 @@ class NoForks(RuntimeError):
 class ScriptForks:
     """Running server. Its processes end with it."""
 
-    def __init__(self, imports: Imports, environment: Mapping[str, str]) -> None:
-        """Start it with these variables, which a library may read while it is imported. Raises NoForks."""
+    def __init__(self, script: Path, imports: Imports, environment: Mapping[str, str], within_s: float) -> None:
+        """Start it with these variables; it may take `within_s`. Raises NoForks."""
+        if imports.refusal:
+            raise NoForks(imports.refusal)
         self._read = b""
-        told = asdict(Imports((*NEEDED, *imports.modules), imports.bound))
         self._server = subprocess.Popen(
-            [sys.executable, "-m", "cs_systems.cli._script_forks", str(os.getpid()), json.dumps(told)],
+            [sys.executable, "-m", "cs_systems.cli._script_forks", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**environment},
             start_new_session=True,
         )
+        folder = str(Path(os.path.realpath(script)).parent)
         try:
-            answer = self._answer(START_S)
-        except (TimeoutError, EOFError) as error:
+            self._send({"folder": folder, "modules": imports.modules, "file": imports.file})
+            answer = self._answer(min(START_S, within_s))
+        except (TimeoutError, EOFError, BrokenPipeError) as error:
             self.close()
             raise NoForks("the fork server did not start") from error
         if answer["refusal"]:
             self.close()
             raise NoForks(answer["refusal"])
 
-    def run(self, argv: Sequence[str], environment: Mapping[str, str], log: Path, timeout_s: float) -> None:
+    def run(self, argv: Sequence[str], log: Path, timeout_s: float) -> None:
         """Run a trial with the arguments of `cli._script`; what it left running is ended too.
 
         Raises TimeoutError if it was ended, and NoForks if the server has ended.
         """
-        request = {"argv": [*argv], "environment": {**environment}, "log": str(log.absolute())}
         if self._server.poll() is not None:
             raise NoForks(ENDED)
-        assert self._server.stdin is not None
         pid, has_ended = None, False
         try:
-            self._server.stdin.write(f"{json.dumps(request)}\n".encode())
-            self._server.stdin.flush()
+            self._send({"argv": [*argv], "log": str(log.absolute())})
             pid = self._answer(START_S)["pid"]
             try:
                 self._answer(timeout_s)
@@ -141,8 +155,17 @@ class ScriptForks:
                 self.close()
 
     def close(self) -> None:
-        self._server.kill()
-        self._server.communicate()
+        """End the server, and what its imports started."""
+        end_tree(self._server.pid, is_running=self._server.poll() is None)
+        self._server.wait()
+        for stream in (self._server.stdin, self._server.stdout):
+            if stream is not None:
+                stream.close()
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        assert self._server.stdin is not None
+        self._server.stdin.write(f"{json.dumps(message)}\n".encode())
+        self._server.stdin.flush()
 
     def _answer(self, timeout_s: float) -> dict[str, Any]:
         """Return the next answer. Raises TimeoutError, and EOFError if the server has ended."""
