@@ -69,6 +69,8 @@ class SlowStepsRow(TypedDict):
     waits_for_batch: bool  # most of the extra time
     phase: str | None  # phase with most of the extra time
     sampled: int  # number of these steps that were sampled
+    looks: NotRequired[int]  # samples of the extra time in `function`
+    worked_share: NotRequired[float | None]  # extra CPU time of the process, as a share of extra_s; None if unknown
 
 
 class CollectionRow(TypedDict):

@@ -21,6 +21,11 @@ _ORDINALS = {2: "second", 3: "third", 4: "fourth", 5: "fifth", 6: "sixth", 7: "s
 _COLLECTIVE = re.compile(
     r"(\bdist(?:ributed)?\.)?\b(all_(reduce|gather|to_all)|reduce(_scatter)?|broadcast|barrier|gather|scatter)\w*$"
 )
+_INSTANT = re.compile(
+    r"(?:len|isinstance|issubclass|callable|hasattr|id|range|enumerate|zip)$|.*\.(?:append|size|dim|numel)$"
+)
+LOOKS = 3  # fewest samples of the extra time of a single slow step in its function
+WORKED = 0.5  # least share of that time in which the process had a core
 IN_EACH_STEP = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.CLIP, Phase.OPTIMIZER)
 EVALUATION = "evaluate less often or on fewer batches"
 LOOK = "see what the loop does there besides a usual step"
@@ -51,6 +56,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if not (kinds := SLOW_STEPS.of(evidence.tables)):
         return _of_trace(evidence.usual) if evidence.usual else None
     rows = [row for row in kinds if not _is_of_each_step(row) and not _waits_for_ranks(row, evidence)]
+    rows = [row for row in rows if not _is_doubtful(row)]
     if not rows or not (most := max(rows, key=lambda row: row["extra_s"]))["total_s"]:
         return None
     total_s, extra_s = most["total_s"], most["extra_s"]
@@ -63,7 +69,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if collected is not None and collected["in_steps"] >= FEWEST and collected["time_s"] > extra_s / 2:
         return None  # these steps are slow because of the garbage collector, which another rule reports
     cause = f"{extra_s / total_s:.0%} of the loop is in {steps_of(most)}"
-    function, place, calls = most.get("function"), most.get("place"), most.get("calls")
+    function, place, calls = most.get("function"), most.get("place"), _calls(most)
     remedy = REMEDY
     if place:
         if most.get("without_gradients"):
@@ -80,8 +86,6 @@ def find(evidence: Evidence) -> Diagnosis | None:
     else:
         remedy = LOOK
     is_once = most["steps"] == 1
-    if is_once and not place:
-        return None  # as in a recording: it does not come again, and nothing is known of it
     return Diagnosis(
         cause,
         remedy,
@@ -105,6 +109,26 @@ def _begins_iterators(row: SlowStepsRow, evidence: Evidence) -> bool:
 def _is_of_each_step(row: SlowStepsRow) -> bool:
     """Return whether a usual step does the same, so that a busy machine or a larger batch made these steps slower."""
     return row.get("every") is None and row.get("phase") in IN_EACH_STEP
+
+
+def _calls(row: SlowStepsRow) -> str | None:
+    """Return the function that is called at the place of a row, unless it cannot take long there, such as `len`."""
+    calls = row.get("calls")
+    return None if calls is None or _INSTANT.match(calls) else calls
+
+
+def _is_doubtful(row: SlowStepsRow) -> bool:
+    """Return whether a single slow step may be slow because of the machine, as far as is known.
+
+    It is the program's if it evaluates or does some known work, such as a checkpoint. Else several samples must be in
+    one function, and the process must have had a core in most of the extra time.
+    """
+    if row["steps"] != 1 or (row.get("place") and row.get("without_gradients")):
+        return False
+    if not row.get("place") or (row.get("calls") and not _calls(row)):
+        return True
+    is_seen = row.get("looks", 0) >= LOOKS and (row.get("worked_share") or 0.0) >= WORKED
+    return not is_seen and host_work(row.get("calls") or "") is None
 
 
 def _waits_for_ranks(row: SlowStepsRow, evidence: Evidence) -> bool:

@@ -205,9 +205,11 @@ def slow_steps(
     durations_s: Sequence[float],
     samples: Sequence[Sample],
     is_whole: Callable[[int], bool],
+    worked_s: float | None = None,
 ) -> found.SlowStepsRow:
     """Return the row of a slow kind of steps, with the own function that takes most of the extra time.
 
+    worked_s: CPU time of the process in these steps beyond that of as many usual ones.
     Steps that were sampled from their start count; without any, steps that were sampled for most of their time.
     """
     mine = {*kind.positions}
@@ -224,7 +226,9 @@ def slow_steps(
     chosen = without_usual(chosen, len(whole), usual)
     updating = [_chain(s) for s in samples if s.phase is not None and s.phase.phase() in UPDATING]
     line, share = common_line(chosen, updating)
+    inside = [s for s in chosen if s.time_s and line is not None and any(each[0] is line[0] for each in _chain(s))]
     phased = [s for s in chosen if s.phase is not None]
+    extra_s = kind.total_s - len(kind.positions) * usual.median_s
     times_s: Counter[str] = Counter()
     for sample in phased:
         times_s[sample.phase.phase()] += sample.time_s  # type: ignore[assignment]
@@ -233,7 +237,7 @@ def slow_steps(
         "steps": len(kind.positions),
         "median_s": kind.median_s,
         "usual_s": usual.median_s,
-        "extra_s": kind.total_s - len(kind.positions) * usual.median_s,
+        "extra_s": extra_s,
         "total_s": sum(durations_s),
         "function": None if line is None else function_of(line),
         "place": None if line is None else place_of(line),
@@ -243,6 +247,8 @@ def slow_steps(
         "waits_for_batch": 2 * times_s[INPUT] > times_s.total(),
         "phase": max(times_s, key=times_s.__getitem__, default=None),
         "sampled": len(whole),
+        "looks": len(inside),
+        "worked_share": None if worked_s is None or extra_s <= 0 else worked_s / extra_s,
     }
 
 

@@ -291,7 +291,7 @@ class Watch(Observer):
             usually = Usual(kinds[0].median_s, timing.phases_s, lines_of(of_usual, len(usual)))
             first, start = self._slow_start(timing.all_s)
             slow = [
-                slow_steps(kind, usually, worked_s, by_step, self._is_whole)
+                slow_steps(kind, usually, worked_s, by_step, self._is_whole, self._extra_cpu_s(kind, kinds[0]))
                 for kind in kinds[1:]
                 if kind.median_s > kinds[0].median_s and len({*kind.positions} & first) <= len(kind.positions) / 2
             ]
@@ -319,6 +319,11 @@ class Watch(Observer):
         collected = self._collections.row(len(durations_s), sum(durations_s))
         made |= found.COLLECTIONS.filled([collected]) if collected else {}
         return made
+
+    def _extra_cpu_s(self, kind: StepKind, usual: StepKind) -> float:
+        """Return the CPU time of steps of a kind beyond that of as many usual ones."""
+        usual_s = median(self._cpu_s[n] for n in usual.positions)
+        return math.fsum(self._cpu_s[n] - usual_s for n in kind.positions)
 
     def _forward_operators(self, samples: Sequence[Sample]) -> list[found.ForwardOperatorsRow]:
         if self._operators is None:

@@ -1155,8 +1155,38 @@ def test_plain_python_is_no_wait_for_launches() -> None:
 def test_single_slow_step_of_unknown_cause_is_not_named() -> None:
     row = slow(steps=1, every=None, extra_s=2.0)
     assert [one.code for one in apply_rules(loop({"slow_steps": [row]})).diagnoses] == ["periodic-steps"]
+    other = slow(extra_s=1.0)
+    (found,) = causes(loop({"slow_steps": [row | {"place": None}, other]}))
+    assert found.evidence == (other,), "they do not hide what is known of others"
     unknown = row | {"function": None, "place": None, "calls": None}
     assert apply_rules(loop({"slow_steps": [unknown]})).diagnoses == ()
+
+
+@pytest.mark.parametrize(
+    ("known", "is_found"),
+    [
+        ({}, True),
+        ({"looks": 2}, False),
+        ({"worked_share": 0.49}, False),
+        ({"worked_share": None}, False),
+        ({"calls": "len"}, False),
+        ({"calls": "torch.save", "looks": 1, "worked_share": 0.0}, True),
+        ({"without_gradients": True, "looks": 1, "worked_share": 0.0}, True),
+        ({"steps": 2, "looks": 1, "worked_share": 0.0}, True),
+    ],
+)
+def test_single_slow_step_is_named_only_if_the_program_worked_in_one_function_or_its_work_is_known(
+    known: dict[str, Any], is_found: bool
+) -> None:
+    alone = slow(steps=1, every=None, without_gradients=False, function="mine", calls="pairs", looks=3)
+    row = alone | {"worked_share": 0.5} | known
+    assert (causes(loop({"slow_steps": [row]})) != ()) == is_found
+
+
+def test_call_that_cannot_take_long_is_not_named_as_what_makes_steps_slow() -> None:
+    for calls in ("len", "rows.append", "isinstance"):
+        (found,) = causes(loop({"slow_steps": [slow(calls=calls, without_gradients=False)]}))
+        assert "evaluate() at train.py:88: do this less often" in found.sentence
 
 
 def test_squeezed_predictions_are_paired_by_the_target() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from cs_systems.analysis.comparison.loop_findings import WHOLE_LOOP
+from cs_systems.analysis.comparison.loop_findings import SLOW_STEPS, WHOLE_LOOP
 from cs_systems.analysis.comparison.loop_growth import follows_inputs, varies
 from cs_systems.core.step_kinds import StepKind
 from cs_systems.machine.device import resolve
@@ -486,6 +486,25 @@ def test_steps_under_our_own_profiler_are_no_steps_of_the_loop() -> None:
     rows = WHOLE_LOOP.of(watch.tables(Timing({}, {}, None), {}))
     assert sum(row["steps"] for row in rows) == 7
     assert sum(row["total_s"] for row in rows) < 0.5
+
+
+@pytest.mark.parametrize("is_work", [True, False])
+def test_cpu_time_tells_work_from_waiting_in_a_slow_step(is_work: bool) -> None:
+    watch = Watch(resolve("cpu"), lambda: None)
+    watch.begins(Period.SAMPLED)
+    for number in range(20):
+        watch.step_ended()
+        end_s = time.thread_time() + 0.3
+        while number == 12 and is_work and time.thread_time() < end_s:
+            pass
+        time.sleep(0.3 if number == 12 and not is_work else 0.002)
+    watch.step_ended()
+    watch.close()
+    (row,) = SLOW_STEPS.of(watch.tables(Timing({}, {}, None), {}))
+    assert row["steps"] == 1
+    assert row["worked_share"] is not None
+    assert row["worked_share"] > 0.5 if is_work else row["worked_share"] < 0.25
+    assert not is_work or row["looks"] >= 3
 
 
 def test_period_of_slow_steps_goes_on_across_a_profile() -> None:
