@@ -264,6 +264,7 @@ class RepeatedModulesRow(TypedDict):
     share: float  # of the time in all modules
     recorded_share: float  # share of these calls in the time of forward that autograd records
     place: str | None  # the program's line with most of the time
+    parametrized: NotRequired[str | None]  # weight that most of the time computes again, such as `Net.layer.weight`
 
 
 class OneHotRow(TypedDict):

@@ -12,6 +12,7 @@ FEWEST = 2  # steps: one alone may compare two results on purpose
 NOTABLE = 0.5  # share of the steps
 UNUSED = "take metrics from the output that the loss uses (output.detach()), or call the model under torch.no_grad()"
 KEEP = "run them once, and keep the results that are needed again"
+CACHED = "run the forward pass inside `with torch.nn.utils.parametrize.cached():`, which computes it once"
 SAME = "call it once, and use its output in both places"
 
 
@@ -46,11 +47,14 @@ def _of_modules(evidence: Evidence) -> Diagnosis | None:
         return None
     forward_s = min(row["time_s"], row["share"] * evidence.phases_s(Phase.FORWARD, Phase.LOSS))
     takes = min(step_s, forward_s + row["recorded_share"] * evidence.phases_s(Phase.BACKWARD))
-    of = row["module"] if row["calls"] == 1 else f"modules such as {row['module']}"
+    weight = row.get("parametrized")
+    of = row["module"] if row["calls"] == 1 or weight else f"modules such as {row['module']}"
     calls = f"{counted(row['calls'], 'repeated call')} of {of}"
     place = f", most of it at {row['place']}" if row["place"] else ""
     cause = f"{takes / step_s:.0%} of the step is {calls}, with the same input and result{place}"
-    return Diagnosis(cause, KEEP, step_s, takes=takes, evidence=(row,))
+    if weight:
+        cause += f"; they compute {weight} anew at each use, and their backward may take longer than is counted"
+    return Diagnosis(cause, CACHED if weight else KEEP, step_s, takes=takes, evidence=(row,))
 
 
 def _share(row: RepeatedCallsRow) -> float:

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 from cs_systems.analysis.comparison.loop_findings import REPEATED_MODULES, RepeatedModulesRow
 from cs_systems.instrument.compiler import Observation, is_tracing
@@ -63,12 +64,16 @@ class _Content(NamedTuple):
 
 
 class _Repeat(NamedTuple):
-    """Call that repeats another one, with the part of its time whose operators autograd records."""
+    """Call that repeats another one, with the part of its time whose operators autograd records.
+
+    parametrized: the weight that it computes, if it is a parametrization.
+    """
 
     module: str
     line: Line | None
     time_s: float
     recorded_s: float
+    parametrized: str | None
 
 
 class SeenCall(NamedTuple):
@@ -93,9 +98,12 @@ class SeenCall(NamedTuple):
 
     def named(self) -> str:
         """Return the module's name within the outermost one, such as `Net.encoder.0`, or its class."""
-        names = (name for name, module in self.outermost.named_modules() if module is self.module and name)
-        inner = next(names, None)
-        return f"{type(self.outermost).__name__}.{inner}" if inner else type(self.module).__name__
+        return _named(self.module, self.outermost)
+
+
+def _named(module: nn.Module, outermost: nn.Module) -> str:
+    inner = next((name for name, each in outermost.named_modules() if each is module and name), None)
+    return f"{type(outermost).__name__}.{inner}" if inner else type(module).__name__
 
 
 class CallObserver(Observer):
@@ -242,9 +250,17 @@ class ModuleCalls(FewSteps):
                 each.call_seen(seen)
         if repeats:
             line = own_lines(sys._getframe(1))[1]
-            frame.repeats = [_Repeat(type(module).__name__, line, lasted_s, frame.recorded_s)]
+            weight = self._parametrized()
+            frame.repeats = [_Repeat(type(module).__name__, line, lasted_s, frame.recorded_s, weight)]
         self._open[-1].add(frame, lasted_s)
         self._add_own(time.perf_counter() - ended_s)
+
+    def _parametrized(self) -> str | None:
+        """Return the weight that the innermost open call computes from its parametrizations; None if it is another."""
+        modules = [each.module for each in self._open if each.module is not None]
+        if not modules or not isinstance(modules[-1], ParametrizationList):
+            return None
+        return _named(modules[-1], modules[0]).replace("parametrizations.", "")
 
     def _seeing(self) -> Iterator[CallObserver]:
         return (each for each in self._others if each.failure is None)
@@ -323,9 +339,10 @@ def _row(steps: Sequence[_Frame]) -> RepeatedModulesRow | None:
     repeats = [each for step in steps for each in step.repeats]
     if not repeats:
         return None
-    lines, modules = Counter[Line](), Counter[str]()
+    lines, modules, weights = Counter[Line](), Counter[str](), Counter[str | None]()
     for each in repeats:
         modules[each.module] += each.time_s  # type: ignore[assignment]
+        weights[each.parametrized] += each.time_s  # type: ignore[assignment]
         if each.line is not None:
             lines[each.line] += each.time_s  # type: ignore[assignment]
     again_s, in_modules_s = sum(each.time_s for each in repeats), sum(step.inner_s for step in steps)
@@ -339,4 +356,5 @@ def _row(steps: Sequence[_Frame]) -> RepeatedModulesRow | None:
         "share": again_s / in_modules_s if in_modules_s else 0.0,
         "recorded_share": again_recorded_s / recorded_s if recorded_s else 0.0,
         "place": place_of(max(lines, key=lines.__getitem__)) if lines else None,
+        "parametrized": max(weights, key=weights.__getitem__),
     }

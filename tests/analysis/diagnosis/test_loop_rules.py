@@ -697,6 +697,16 @@ def test_repeated_call_with_a_used_result_is_reported_with_the_same_result() -> 
     assert found.sentence.startswith("Net is called twice with the same input in a step, with the same result: call it")
 
 
+def test_repeated_parametrizations_are_cached() -> None:
+    row = repeated_modules(time_s=0.02, share=1.0, module="_Orthogonal", parametrized="Net.layer.weight")
+    (found,) = causes(loop({"repeated_modules": [row]}))
+    assert found.sentence.startswith(
+        "20% of the step is 24 repeated calls of _Orthogonal, with the same input and result, most of it at "
+        "train.py:8; they compute Net.layer.weight anew at each use, and their backward may take longer than is "
+        "counted: run the forward pass inside `with torch.nn.utils.parametrize.cached():`"
+    )
+
+
 def test_repeated_calls_of_a_models_layers_are_reported_with_their_line() -> None:
     (found,) = causes(loop({"repeated_modules": [repeated_modules(time_s=0.02, share=1.0)]}))
     assert found.sentence.startswith(

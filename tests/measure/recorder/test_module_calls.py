@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.modules import module as modules
+from torch.nn.utils import parametrizations, parametrize
 from torch.optim import SGD
 
 from cs_systems.measure.recorder import Recorder, one_hot
@@ -64,6 +66,35 @@ def test_call_of_modules_is_replaced_in_a_few_warmup_steps_alone(tmp_path: Path)
     assert all(each.failure is None for each in recorder._observers._every)
     (row,) = recorder.records[0].results["repeated_modules"]
     assert (row["calls"], row["steps"]) == (2, 3)
+
+
+class Recurrent(nn.Module):
+    """Model that reads an orthogonal weight, which is computed anew at each time step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transition = parametrizations.orthogonal(nn.Linear(40, 40, bias=False))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        for _ in range(4):
+            inputs = self.transition(inputs)
+        return inputs.sum()
+
+
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_weight_of_a_repeated_parametrization_is_named_unless_it_is_cached(is_cached: bool, tmp_path: Path) -> None:
+    forget_compilations()
+    model = Recurrent()
+    optimizer = SGD(model.parameters(), 1e-3)
+    recorder = Recorder(model, optimizer, out=tmp_path, warmup=5, steps=4, profile="none", stacks=False)
+    with recorder:
+        for _ in range(12):
+            with recorder.step(), parametrize.cached() if is_cached else nullcontext():
+                loss = model(torch.randn(16, 40))
+                update(optimizer, loss)
+    rows = recorder.records[0].results.get("repeated_modules", [])
+    expected = [] if is_cached else [("_Orthogonal", 3, "Recurrent.transition.weight")]
+    assert [(row["module"], row["calls"], row["parametrized"]) for row in rows] == expected
 
 
 def test_nothing_stays_replaced_after_an_error_in_a_model(tmp_path: Path) -> None:

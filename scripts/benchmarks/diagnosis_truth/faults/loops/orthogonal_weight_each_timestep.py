@@ -10,7 +10,7 @@ CASE = {
     "generation": 9,
     "truth": "The orthogonal weight is a parametrization: each of the time steps reads it and so computes the matrix exponential (and its gradient) anew. Measured: 58%.",
     "cause": "decompositions",
-    "also": ["small-operators"],
+    "also": ["small-operators", "duplicate-forward"],
     "never": [
         "data-loading",
         "logging",
