@@ -409,6 +409,17 @@ class ForwardOperatorsRow(TypedDict):
     place: str | None
 
 
+class ElementSumsRow(TypedDict):
+    """Running totals over elements of a tensor in a step on a CPU, one operator or more for each element."""
+
+    operators: int  # of forward and the loss
+    time_s: float  # of the own function with most of them, without backward
+    samples: int
+    function: str
+    place: str
+    calls: str | None
+
+
 class RepeatedForwardRow(TypedDict):
     """Recomputation of forward inside backward, for torch.utils.checkpoint."""
 
@@ -432,6 +443,7 @@ SLOW_START = Table("slow_start", SlowStartRow, "slow begin of the loop")
 PADDING = Table("padding", PaddingRow, "padding of the batches")
 ITERATORS = Table("iterators", IteratorsRow, "new iterators of data loaders")
 FORWARD_OPERATORS = Table("forward_operators", ForwardOperatorsRow, "operators of forward")
+ELEMENT_SUMS = Table("element_sums", ElementSumsRow, "running totals over elements")
 REPEATED_FORWARD = Table("repeated_forward", RepeatedForwardRow, "forward repeated in backward")
 OUTCOME = Table("outcome", OutcomeRow, "outcome of the timed steps")
 UPDATES = Table("updates", UpdatesRow, "steps of the optimizers that were looked at")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cs_systems.analysis.comparison.loop_findings import FORWARD_OPERATORS, INNER_LINES, InnerLineRow
+from cs_systems.analysis.comparison.loop_findings import ELEMENT_SUMS, FORWARD_OPERATORS, INNER_LINES, InnerLineRow
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis.own_python import called_at
@@ -21,6 +21,8 @@ NOTABLE = 0.10  # share of the step
 # sample was requested, which a busy machine makes longer and not shorter, and the fewest such calls and samples.
 MOST_OF_FORWARD, SHORT_S, FEWEST_CALLS, FEWEST_SAMPLES = 0.5, 1.5e-4, 100, 20
 SMALL_S = 4e-5  # mean time of an operator of the fastest forward pass; arithmetic takes hardly half of it
+FEWEST_OF_SUMS = 5  # samples in the lines of a running total
+WHOLE = "use one operator over the whole tensor, such as x.sum() or x.mean(); Python's own sum() adds single elements"
 PHASES = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
 REMEDY = (
     "compute more in one operator: a whole batch in place of one sample, nn.LSTM in place of a loop over cells; or "
@@ -30,7 +32,27 @@ REMEDY = (
 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find passes whose results are too small to explain their time, or own functions that make many short calls."""
-    return _of_graph(evidence) or _of_samples(evidence)
+    one, sums = _of_graph(evidence) or _of_samples(evidence), _of_sums(evidence)
+    if one is not None and sums is not None:
+        return max(sums, one, key=lambda each: each.takes or 0.0)
+    return one or sums
+
+
+def _of_sums(evidence: Evidence) -> Diagnosis | None:
+    """Find running totals over the elements of a tensor; backward counts at most as long as they."""
+    row, step_s = ELEMENT_SUMS.first(evidence.tables), evidence.step_s
+    if row is None or step_s is None or row["samples"] < FEWEST_OF_SUMS:
+        return None
+    counted = FORWARD_OPERATORS.first(evidence.tables)
+    share = min(1.0, row["operators"] / counted["operators"]) if counted and counted["operators"] else 0.0
+    backward_s = min(row["time_s"], share * evidence.phases_s(Phase.BACKWARD))
+    takes = min(step_s, row["time_s"] + backward_s)
+    if takes < NOTABLE * step_s:
+        return None
+    what = f"{row['operators']:,} small operators that add up elements of a tensor one after the other"
+    cause = f"{takes / step_s:.0%} of the step is {what}, with their backward"
+    where = called_at(row["function"], row["place"], row["calls"])
+    return Diagnosis(cause, WHOLE, step_s, evidence=(row,), where=where, takes=takes)
 
 
 def _of_graph(evidence: Evidence) -> Diagnosis | None:

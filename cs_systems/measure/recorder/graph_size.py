@@ -124,7 +124,7 @@ def backward_costs(roots: Any, leaves: Iterable[Tensor]) -> tuple[float, float]:
         if not _is_operator(node):
             continue
         cost_s, operands = _arithmetic_s(node, _widest(following)), following
-        if _is_product(node):
+        if is_product(node):
             operands = [each for each in following if not _is_vector(each)]
             cost_s *= len(operands)
         elif "Norm" not in node.name():
@@ -159,7 +159,8 @@ def _is_operator(node: Any) -> bool:
     return not any(word in node.name() for word in _NO_OPERATORS)
 
 
-def _is_product(node: Any) -> bool:
+def is_product(node: Any) -> bool:
+    """Return whether a node's operator sums over an inner dimension."""
     return any(word in node.name().lower() for word in _PRODUCTS)
 
 
@@ -182,7 +183,7 @@ def multiplied(roots: Any) -> set[int]:
     """Return the leaves below the roots, by `id`, of which all rows are used, because they are operands of products."""
     found = set[int]()
     for node, following in inputs_first(roots):
-        waiting = following if _is_product(node) else []
+        waiting = following if is_product(node) else []
         while waiting:
             found |= {id(each.variable) for each in waiting if hasattr(each, "variable")}
             handing_on = (each for each in waiting if any(word in each.name() for word in _WHOLE))
@@ -242,4 +243,4 @@ def _arithmetic_s(node: torch.autograd.graph.Node, inner: int) -> float:
     inner: the largest inner dimension of the models' products.
     """
     elements: int = sum(math.prod(each.shape) for each in node._input_metadata)
-    return elements / ELEMENTS_PER_S + (2 * elements * inner / FLOPS_PER_S if _is_product(node) else 0.0)
+    return elements / ELEMENTS_PER_S + (2 * elements * inner / FLOPS_PER_S if is_product(node) else 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from statistics import median
 from types import CodeType
 from typing import NamedTuple
@@ -11,8 +12,18 @@ from typing import NamedTuple
 from cs_systems.analysis.comparison import loop_findings as found
 from cs_systems.analysis.comparison.loop_findings import BETWEEN, OTHER, WITHOUT_GRADIENTS
 from cs_systems.core.step_kinds import StepKind
+from cs_systems.measure.recorder.element_sums import ElementSum
 from cs_systems.measure.recorder.phases import BACKWARD, FORWARD, INPUT, LOSS, OPTIMIZER
-from cs_systems.measure.recorder.stacks import Line, Sample, callee_of, function_of, method_of, place_of, source_of
+from cs_systems.measure.recorder.stacks import (
+    Line,
+    Sample,
+    callee_of,
+    function_of,
+    line_of,
+    method_of,
+    place_of,
+    source_of,
+)
 
 MOST_ROWS = 10
 MOST_INNER = 40
@@ -20,6 +31,7 @@ MOST_INNER = 40
 WRITES = {"write", "writelines", "writerow", "add_scalar", "add_scalars", "add_histogram", "dump", "log_metrics"}
 INNER = (FORWARD, LOSS, BACKWARD)  # phases of the model, in which own lines are found too
 UPDATING = (BACKWARD, OPTIMIZER)
+_At = tuple[CodeType, int]  # a function and the number of one of its lines
 AROUND = (OTHER, BETWEEN, INPUT)  # phases in which the program's own code may run
 
 
@@ -137,6 +149,64 @@ def inner_lines(
         row["time_s"] += lasted_s / by_phase[phase] * phases_s[phase]
         row["samples"] += counts[phase, line, is_plain]
     return sorted(rows.values(), key=lambda row: -row["time_s"])[:MOST_INNER]
+
+
+PURE = 0.5  # least share of a line's time, in steps that were looked at, in which it computes totals
+
+
+def lines_of_sums(
+    samples: Sequence[Sample], phases_s: dict[str, float], sums: Mapping[int, Sequence[ElementSum]]
+) -> found.ElementSumsRow | None:
+    """Return the running totals of a step, and the time of the own function that computes most of them.
+
+    A sample has the time since the one before it, and thus the operators since then: Python's sum() is one call.
+    sums: the totals in some steps, by the number of the step.
+    """
+    inside: dict[_At, float] = {}
+    all_s: dict[_At, float] = {}
+    for before, sample in pairwise(samples):
+        totals = sums.get(sample.step)
+        if totals and before.step == sample.step and sample.leaf is not None and not _is_in(sample, BACKWARD):
+            at, since = _at(sample.leaf), range(before.sequence, sample.sequence)
+            summed = sum(max(0, min(one.last + 1, since.stop) - max(one.first, since.start)) for one in totals)
+            all_s[at] = all_s.get(at, 0.0) + sample.time_s
+            inside[at] = inside.get(at, 0.0) + (sample.time_s * summed / len(since) if since else 0.0)
+    shares = {at: time_s / all_s[at] for at, time_s in inside.items() if time_s and time_s >= PURE * all_s[at]}
+    functions: dict[CodeType, float] = {}
+    for at in shares:
+        functions[at[0]] = functions.get(at[0], 0.0) + inside[at]
+    function = max(functions, key=functions.__getitem__, default=None)
+    by_phase: dict[str, float] = {}
+    of_lines: dict[str, float] = {}
+    lines, count = Counter[Line](), 0
+    for sample in samples:
+        if function is None or sample.phase is None or _is_in(sample, BACKWARD):
+            continue
+        phase, leaf = _timed(sample.phase.phase()), sample.leaf
+        by_phase[phase] = by_phase.get(phase, 0.0) + sample.time_s + sample.lost_s
+        if leaf is not None and leaf[0] is function and _at(leaf) in shares:
+            of_lines[phase] = of_lines.get(phase, 0.0) + sample.time_s * shares[_at(leaf)]
+            lines[leaf] += sample.time_s  # type: ignore[assignment]
+            count += 1
+    if not count:
+        return None
+    most = most_of(lines)
+    return {
+        "operators": round(sum(each.operators for of_step in sums.values() for each in of_step) / len(sums)),
+        "time_s": sum(phases_s.get(name, 0.0) * time_s / by_phase[name] for name, time_s in of_lines.items() if time_s),
+        "samples": count,
+        "function": function_of(most),
+        "place": place_of(most),
+        "calls": callee_of(most),
+    }
+
+
+def _is_in(sample: Sample, phase: str) -> bool:
+    return sample.phase is not None and sample.phase.phase() == phase
+
+
+def _at(line: Line) -> _At:
+    return line[0], line_of(line)
 
 
 def _timed(phase: str) -> str:

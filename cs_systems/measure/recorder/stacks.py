@@ -76,6 +76,7 @@ class Sample(NamedTuple):
         is_plain: the innermost own line, or its whole function, uses no tensor.
         late_s: the time from the request for the sample until it was taken, without waits for a core, or the CPU time
             of it, if that is more: the rest of the call that was running.
+        sequence: the number that autograd gives to the next operator.
     """
 
     step: int
@@ -86,6 +87,7 @@ class Sample(NamedTuple):
     lost_s: float = 0.0
     is_plain: bool = False
     late_s: float = 0.0
+    sequence: int = 0
 
 
 class Sampler:
@@ -229,7 +231,9 @@ class Sampler:
         is_plain = leaf is not None and self._samples_all and uses_no_tensor(sys._getframe(1), leaf)
         # the scheduler counts a wait at its end, so that one in which the sample was requested is subtracted whole
         late_s = max(0.0, now - asked_s - (self._main.total_s() - main_waited_s), self._main_cpu_s() - main_cpu_s)
-        self.samples.append(Sample(number, self._phase_of(), chain, leaf, weight_s, collected_s, is_plain, late_s))
+        sequence = torch._C._autograd._get_sequence_nr()
+        phase = self._phase_of()
+        self.samples.append(Sample(number, phase, chain, leaf, weight_s, collected_s, is_plain, late_s, sequence))
         self._last = time.perf_counter(), waited_s, lost_s
         return 0
 

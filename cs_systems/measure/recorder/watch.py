@@ -36,9 +36,18 @@ from cs_systems.instrument.compiler import untraced
 from cs_systems.machine.device import Device
 from cs_systems.measure.recorder import kept
 from cs_systems.measure.recorder.batches import ModelCalls
+from cs_systems.measure.recorder.element_sums import FEWEST, ElementSum, element_sums
 from cs_systems.measure.recorder.garbage import Collections
 from cs_systems.measure.recorder.graph_size import GraphSize, graph_size, largest_broadcast
-from cs_systems.measure.recorder.lines import Usual, inner_lines, lines_of, most_of, own_python, slow_steps
+from cs_systems.measure.recorder.lines import (
+    Usual,
+    inner_lines,
+    lines_of,
+    lines_of_sums,
+    most_of,
+    own_python,
+    slow_steps,
+)
 from cs_systems.measure.recorder.memory import Memory
 from cs_systems.measure.recorder.observers import ModelCall, Observer, Period, Timing
 from cs_systems.measure.recorder.other_programs import OtherPrograms
@@ -55,6 +64,7 @@ LEAST_SAMPLED, MOST_SAMPLED = 3, 200  # limits of the number of these steps
 ENOUGH_LOOKS = 100  # enough samples of the stack; a busy machine gives fewer
 BUSIER = 0.1  # rise of the share of the cores that other programs use
 BY_OTHERS = 2.5  # times that they may make a step longer, through caches and cores that are shared
+STEPS_WITH_SUMS = 3  # most sampled steps in which running totals are looked for
 LEAST_S = 1e-7  # a shorter step has only waited
 
 
@@ -112,6 +122,7 @@ class Watch(Observer):
         self._model_calls.clear()
         self._operators: GraphSize | None = None
         self._broadcast: tuple[tuple[int, ...], int, int] | None = None
+        self._sums: dict[int, list[ElementSum]] = {}  # running totals in the first sampled steps
         self.all_sampled = range(0)
 
     @untraced
@@ -237,7 +248,11 @@ class Watch(Observer):
     def look_before_backward(self, roots: Any) -> None:
         """Note its place; count the operators of forward before it, in the first step sampled from its start."""
         self._model_calls.add_backward(own_lines(sys._getframe(1))[0])
-        if self._device.is_cuda or len(self.durations_s) != self.all_sampled.start:
+        after = len(self.durations_s) - self.all_sampled.start
+        if self._device.is_cuda or not self.all_sampled or after < 0:
+            return
+        if after:
+            self._look_for_sums(after, roots)
             return
         self.pause()
         self._broadcast = largest_broadcast(roots) or self._broadcast
@@ -246,6 +261,13 @@ class Watch(Observer):
             sums = before.operators + size.operators, before.arithmetic_s + size.arithmetic_s
             size = GraphSize(*sums, size.has_recurrent)
         self._operators = size
+
+    def _look_for_sums(self, after: int, roots: Any) -> None:
+        """Note the running totals in the steps after the first sampled one, which is not sampled to its end."""
+        is_large = self._operators is not None and self._operators.operators >= FEWEST
+        is_next = after == 1 or (after <= STEPS_WITH_SUMS and any(self._sums.values()))
+        if is_large and is_next:
+            self._sums.setdefault(len(self.durations_s), []).extend(element_sums(roots))
 
     def look_at_call(self, call: ModelCall) -> None:
         """Note the place that calls a model."""
@@ -305,6 +327,8 @@ class Watch(Observer):
                     "shape": written, "elements": math.prod(shape), "from_elements": before, "to_elements": after
                 }  # fmt: skip
                 made |= found.BROADCASTS.filled([row])
+            sums = lines_of_sums(of_usual, timing.phases_s, self._sums)
+            made |= found.ELEMENT_SUMS.filled([sums]) if sums else {}
             made |= found.FORWARD_OPERATORS.filled(self._forward_operators(of_usual))
             made |= found.SLOW_STEPS.filled(slow) if slow else {}
             grown = [*self._memory_growth()]

@@ -697,6 +697,43 @@ def test_repeated_call_with_a_used_result_is_reported_with_the_same_result() -> 
     assert found.sentence.startswith("Net is called twice with the same input in a step, with the same result: call it")
 
 
+SUMMED = {"operators": 1400, "time_s": 0.02, "samples": 50, "function": "squared", "place": "train.py:9",
+          "calls": "sum"}  # fmt: skip
+SMALL = {"operators": 2800, "arithmetic_s": 1.0, "function": "f", "place": "train.py:1", "has_recurrent": False}
+
+
+@pytest.mark.parametrize(
+    ("known", "of_graph", "share"),
+    [
+        ({}, SMALL, "40%"),  # backward as long as the loss
+        ({"time_s": 0.04}, SMALL, "70%"),  # backward has half of its operators, thus half of its time
+        ({}, None, "20%"),
+        ({"time_s": 0.0101}, None, "10%"),
+        ({"time_s": 0.0099}, None, None),
+        ({"samples": 5}, None, "20%"),
+        ({"samples": 4}, None, None),
+    ],
+)
+def test_sums_over_elements_are_small_operators_with_at_most_as_much_backward(
+    known: dict[str, Any], of_graph: dict[str, Any] | None, share: str | None
+) -> None:
+    tables = {"element_sums": [SUMMED | known]} | ({"forward_operators": [of_graph]} if of_graph else {})
+    found = causes(loop(tables))
+    assert [each.code for each in found] == ["small-operators"] * (share is not None)
+    if share is not None:
+        assert found[0].sentence.startswith(
+            f"{share} of the step is 1,400 small operators that add up elements of a tensor one after the other, with "
+            "their backward (squared() at train.py:9, sum): use one operator over the whole tensor, such as x.sum()"
+        )
+        assert found[0].at_best is None
+
+
+def test_larger_share_of_small_operators_is_named() -> None:
+    counted = SMALL | {"arithmetic_s": 0.001}
+    (found,) = causes(loop({"element_sums": [SUMMED], "forward_operators": [counted]}))
+    assert found.sentence.startswith("92% of the step is 2,800 small operators, ")
+
+
 def test_repeated_parametrizations_are_cached() -> None:
     row = repeated_modules(time_s=0.02, share=1.0, module="_Orthogonal", parametrized="Net.layer.weight")
     (found,) = causes(loop({"repeated_modules": [row]}))
