@@ -196,6 +196,27 @@ class LearningRateRow(TypedDict):
     scheduled: int | None  # how often the scheduler has stepped
 
 
+class RandomDrawRow(TypedDict):
+    """Random numbers that are the same in each observed step."""
+
+    drawn: str  # such as "torch.randn" or "dropout"
+    shape: str
+    function: str
+    place: str
+    steps: int
+
+
+class RateFactorRow(TypedDict):
+    """Factor of a LambdaLR that began with the loop: the rate of the optimizer's group with the largest one."""
+
+    optimizer: str
+    initial: float  # the optimizer's rate, by which the factor is multiplied
+    factor: float  # in the last observed step
+    largest_factor: float  # of all groups and observed steps
+    rate: float  # of the last observed step
+    scheduled: int  # how often the scheduler has stepped
+
+
 class PairedTargetsRow(TypedDict):
     """Loss that pairs each prediction of a batch with the targets of all others."""
 
@@ -451,6 +472,8 @@ REMADE_OPTIMIZERS = Table("remade_optimizers", RemadeOptimizersRow, "optimizers 
 DOUBLE_SOFTMAX = Table("double_softmax", DoubleSoftmaxRow, "softmax that is applied twice")
 UNREGISTERED = Table("unregistered", UnregisteredRow, "parameters in Python lists")
 LEARNING_RATES = Table("learning_rates", LearningRateRow, "learning rates")
+RATE_FACTORS = Table("rate_factors", RateFactorRow, "factors of the learning rates that are small")
+RANDOM_DRAWS = Table("random_draws", RandomDrawRow, "random numbers that are the same in each step")
 PAIRED_TARGETS = Table("paired_targets", PairedTargetsRow, "losses that pair each prediction with all targets")
 UNUSED_PASSES = Table("unused_passes", UnusedPassesRow, "backward passes without an optimizer step")
 UNUSED_GRADIENTS = Table("unused_gradients", UnusedGradientsRow, "gradients that no optimizer uses")

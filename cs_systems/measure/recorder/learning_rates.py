@@ -1,18 +1,39 @@
-"""Learning rates of optimizers, such as one that a scheduler shrinks in each step although it counts epochs."""
+"""Learning rates of optimizers, such as one that a scheduler shrinks in each step although it counts epochs.
+
+Factors of a LambdaLR are kept where they say that its function returns no factor: it began with the loop, has stepped
+in most steps, and the rate neither grows as in a warm-up nor falls as at the end of a schedule.
+"""
 
 from __future__ import annotations
 
 import gc
 import weakref
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from cs_systems.analysis.comparison.loop_findings import LEARNING_RATES, LearningRateRow
+from cs_systems.analysis.comparison.loop_findings import (
+    LEARNING_RATES,
+    RATE_FACTORS,
+    LearningRateRow,
+    RateFactorRow,
+)
 from cs_systems.measure.recorder.observers import FewSteps, Period
 from cs_systems.measure.recorder.phases import Timeline
+
+FEWEST_AFTER = 3  # observed steps after the timed ones
+STEADY = 0.8  # least ratio of the last of their rates to the first one
+
+
+class _Rate(NamedTuple):
+    """Largest rate of an optimizer, with the rate of its group that a scheduler multiplies; 0.0 without a scheduler."""
+
+    now: float
+    initial: float
+    largest_factor: float  # of all groups
 
 
 class LearningRates(FewSteps):
@@ -28,7 +49,7 @@ class LearningRates(FewSteps):
         self.kept = {}
         self._steps, self._period = 0, Period.FIRST
         # by optimizer: its rates before and after the timed steps
-        self._rates: weakref.WeakKeyDictionary[Optimizer, tuple[list[float], list[float]]] = weakref.WeakKeyDictionary()
+        self._rates: weakref.WeakKeyDictionary[Optimizer, tuple[list[_Rate], list[_Rate]]] = weakref.WeakKeyDictionary()
 
     def begins(self, period: Period) -> None:
         super().begins(period)
@@ -38,30 +59,78 @@ class LearningRates(FewSteps):
         self._steps += 1
 
     def look_before_update(self, optimizer: Optimizer) -> None:
-        rates = [group.get("lr") for group in optimizer.param_groups]
-        known = [float(rate) for rate in rates if rate is not None and not _is_on_device(rate)]
-        if known:
+        groups = [each for each in optimizer.param_groups if _is_known(each.get("lr"))]
+        if groups:
             before, after = self._rates.setdefault(optimizer, ([], []))
-            (after if self._period is Period.SAMPLED else before).append(max(known))
+            (after if self._period is Period.SAMPLED else before).append(_rate(groups))
 
     def end(self) -> None:
-        rows = [self._row(optimizer, *rates) for optimizer, rates in self._rates.items() if all(rates)]
-        self.keep(LEARNING_RATES, rows)
+        observed = [
+            (optimizer, *rates, _scheduler(optimizer)) for optimizer, rates in self._rates.items() if all(rates)
+        ]
+        self.keep(LEARNING_RATES, [self._row(*each) for each in observed])
+        self.keep(RATE_FACTORS, [row for each in observed if (row := self._factor(*each))])
 
-    def _row(self, optimizer: Optimizer, before: list[float], after: list[float]) -> LearningRateRow:
-        objects = (each for each in gc.get_objects() if issubclass(type(each), LRScheduler))
-        found = [each for each in objects if getattr(each, "optimizer", None) is optimizer]
-        scheduler = found[0] if len(found) == 1 else None  # of several, which one shrinks the rate is not known
+    def _row(
+        self, optimizer: Optimizer, before: list[_Rate], after: list[_Rate], scheduler: LRScheduler | None
+    ) -> LearningRateRow:
         return {
             "optimizer": type(optimizer).__name__,
             "steps": self._steps,
-            "largest": max(before),
-            "largest_after": max(after),
-            "last": after[-1],
+            "largest": max(each.now for each in before),
+            "largest_after": max(each.now for each in after),
+            "last": after[-1].now,
             "observed_after": len(after),
             "scheduler": type(scheduler).__name__ if scheduler is not None else None,
-            "scheduled": getattr(scheduler, "_step_count", 1) - 1 if scheduler is not None else None,
+            "scheduled": _scheduled(scheduler) if scheduler is not None else None,
         }
+
+    def _factor(
+        self, optimizer: Optimizer, before: list[_Rate], after: list[_Rate], scheduler: LRScheduler | None
+    ) -> RateFactorRow | None:
+        """Return the row of a LambdaLR that began with the loop, if the rate hardly changes after the timed steps."""
+        if not isinstance(scheduler, LambdaLR) or len(after) < FEWEST_AFTER:
+            return None
+        scheduled, rates = _scheduled(scheduler), [each.now for each in after]
+        if 2 * scheduled < self._steps or scheduler.last_epoch > scheduled or max(rates) > rates[0]:
+            return None
+        if not 0.0 < STEADY * rates[0] <= rates[-1] or not (initial := after[-1].initial) > 0.0:
+            return None
+        return {
+            "optimizer": type(optimizer).__name__,
+            "initial": initial,
+            "factor": rates[-1] / initial,
+            "largest_factor": max(each.largest_factor for each in (*before, *after)),
+            "rate": rates[-1],
+            "scheduled": scheduled,
+        }
+
+
+def _rate(groups: Sequence[dict[str, Any]]) -> _Rate:
+    """Return the largest rate of an optimizer's groups."""
+    largest = max(groups, key=lambda each: float(each["lr"]))
+    factors = [float(each["lr"]) / initial for each in groups if (initial := _initial(each))]
+    return _Rate(float(largest["lr"]), _initial(largest), max(factors, default=0.0))
+
+
+def _initial(group: dict[str, Any]) -> float:
+    rate: Any = group.get("initial_lr")
+    return float(rate) if _is_known(rate) else 0.0
+
+
+def _scheduler(optimizer: Optimizer) -> LRScheduler | None:
+    """Return the only scheduler of an optimizer; of several, which one changes the rate is not known."""
+    objects = (each for each in gc.get_objects() if issubclass(type(each), LRScheduler))
+    found = [each for each in objects if getattr(each, "optimizer", None) is optimizer]
+    return found[0] if len(found) == 1 else None
+
+
+def _scheduled(scheduler: LRScheduler) -> int:
+    return int(getattr(scheduler, "_step_count", 1)) - 1
+
+
+def _is_known(rate: Any) -> bool:
+    return rate is not None and not _is_on_device(rate)
 
 
 def _is_on_device(rate: Any) -> bool:

@@ -42,6 +42,7 @@ from cs_systems.measure.recorder.padding import Padding
 from cs_systems.measure.recorder.paired_targets import PairedTargets
 from cs_systems.measure.recorder.passes import Passes
 from cs_systems.measure.recorder.phases import Moment
+from cs_systems.measure.recorder.random_draws import RandomDraws
 from cs_systems.measure.recorder.rank_steps import RankSteps
 from cs_systems.measure.recorder.remade_optimizers import RemadeOptimizers
 from cs_systems.measure.recorder.samples_as_time import SamplesAsTime
@@ -123,6 +124,7 @@ class Recording:
             ModuleCalls(tracker, hidden, lambda: self._probes.compilations()[0], of_calls), *of_calls, Threads(),
             self._outcome, Padding(), RemadeOptimizers(), LearningRates(), DoubleSoftmax(), Unregistered(of),
             SlowSettings(of), PairedTargets(), InputGradients(of), Energy(of),
+            RandomDraws(tracker, hidden, lambda: self._probes.compilations()[0]),
         ]  # fmt: skip
         if self._writer.meeting is not None:
             every.append(RankSteps(self._subject, tracker, self._writer.meeting, self._patience_s))

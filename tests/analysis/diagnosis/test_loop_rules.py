@@ -94,6 +94,8 @@ TWICE = {"function": "softmax", "loss": "cross_entropy", "passes": 10, "of_passe
 UNREGISTERED = {"holder": "Net.layers", "parameters": 4, "elements": 8_320, "largest": "64 × 64", "passes": 10}
 RATE = {"optimizer": "SGD", "steps": 36, "largest": 0.02, "largest_after": 2e-7, "last": 2e-9, "observed_after": 10,
         "scheduler": "StepLR", "scheduled": 36}  # fmt: skip
+FACTOR = {"optimizer": "AdamW", "initial": 1e-3, "factor": 9e-4, "largest_factor": 1e-3, "rate": 9e-7, "scheduled": 36}
+DRAWN = {"drawn": "torch.randn", "shape": "16 × 8", "function": "Noise.add", "place": "train.py:8", "steps": 4}
 SETTING = {"setting": "fp16", "is_autocast": True, "layers": 8, "time_s": 0.05, "usual_s": 0.01}
 ONE_HOT = {"module": "Net.first", "width": 3_000, "nonzeros": 1, "is_ones": True, "rows": 300, "steps": 3,
            "of_steps": 3, "time_s": 0.01, "share": 0.5, "backward_ratio": 1.5, "elements_share": 0.5,
@@ -322,6 +324,19 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         "the learning rate of SGD vanishes: from 0.02 to 2e-09 in 36 steps: StepLR has stepped 36 times: call "
         "scheduler.step() once per epoch, or give the scheduler the number of batches",
     ),
+    "rate-as-factor": (
+        loop({"rate_factors": [FACTOR]}),
+        None,
+        "the learning rate of AdamW is 9e-07 instead of 0.001: LambdaLR multiplies it by what its function returns, "
+        "now 0.0009, which seems to be the rate itself: return a factor from the function, 1 for the full rate",
+    ),
+    "same-randomness": (
+        loop({"random_draws": [DRAWN, DRAWN | {"drawn": "dropout", "function": ""}, DRAWN | {"place": "train.py:9"}]}),
+        None,
+        "each step draws the same random numbers, as from a generator that is seeded anew: torch.randn (16 × 8) in "
+        "Noise.add() at train.py:8, dropout (16 × 8) at train.py:8 and 1 more draw, equal in all 4 steps that were "
+        "looked at: make and seed the generator once, before the loop; draw once what is to stay the same",
+    ),
     "slow-settings": (
         loop({"slow_settings": [SETTING, SETTING | {"setting": "no oneDNN", "time_s": 0.03}]}),
         None,
@@ -487,6 +502,20 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "vanishing-rate: a thousandth": (
         {"learning_rates": [RATE | {"largest_after": 2e-5}]}, {"learning_rates": [RATE | {"largest_after": 1.9e-5}]},
+    ),
+    "rate-as-factor: a twentieth": (
+        {"rate_factors": [FACTOR | {"initial": 0.04, "factor": 0.04, "largest_factor": 0.05}]},
+        {"rate_factors": [FACTOR | {"initial": 0.04, "factor": 0.04, "largest_factor": 0.049}]},
+    ),
+    "rate-as-factor: a fifth of the rate": (
+        {"rate_factors": [FACTOR | {"factor": 1.9e-4}]}, {"rate_factors": [FACTOR | {"factor": 2.1e-4}]},
+    ),
+    "rate-as-factor: twice the rate": (
+        {"rate_factors": [FACTOR | {"largest_factor": 2.1e-3}]},
+        {"rate_factors": [FACTOR | {"largest_factor": 1.9e-3}]},
+    ),
+    "same-randomness: 3 steps": (
+        {"random_draws": [DRAWN | {"steps": 2}]}, {"random_draws": [DRAWN | {"steps": 3}]},
     ),
     "slow-settings: a tenth of the step": (
         {"slow_settings": [SETTING | {"time_s": 0.0199}]}, {"slow_settings": [SETTING | {"time_s": 0.0201}]},

@@ -26,6 +26,8 @@ CODES = {code for _, code in FAULTS.values()} | {"double-precision", "own-tools"
 WRONG = {
     "remade-optimizers",
     "samples-as-time",
+    "same-randomness",
+    "rate-as-factor",
     "gradients-not-cleared",
     "no-update",
     "paired-targets",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import math
 import sys
 from collections.abc import Callable
 from itertools import count
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -56,6 +58,69 @@ def rate_divided_in_each_step() -> Step:
     def step() -> None:
         update(optimizer, loss_of(model))
         scheduler.step()
+
+    return step
+
+
+def noisy(noise: Callable[[Tensor, int], Tensor], *, dropout: float = 0.0) -> Step:
+    """Return a step that adds noise to the inputs, or uses a function of them, by the number of the step."""
+    model, steps = net(dropout=dropout), count()
+    optimizer = AdamW(model.parameters())
+
+    def step() -> None:
+        inputs, labels = batch()
+        update(optimizer, functional.cross_entropy(model(noise(inputs, next(steps))), labels))
+
+    return step
+
+
+def with_a_seeded_generator(inputs: Tensor, _: int) -> Tensor:
+    return inputs + torch.randn(inputs.shape, generator=torch.Generator().manual_seed(1))
+
+
+def with_seeded_numpy(inputs: Tensor, _: int) -> Tensor:
+    np.random.seed(1)
+    return inputs + torch.as_tensor(np.random.normal(0.0, 1.0, tuple(inputs.shape)), dtype=torch.float32)
+
+
+def with_seeded_dropout(inputs: Tensor, _: int) -> Tensor:
+    torch.manual_seed(1)
+    return inputs
+
+
+def with_noise_in_place(inputs: Tensor, _: int) -> Tensor:
+    torch.manual_seed(1)
+    return inputs + torch.empty_like(inputs).normal_()
+
+
+def with_two_levels(inputs: Tensor, _: int) -> Tensor:
+    torch.manual_seed(1)
+    return inputs * torch.empty(16, 8).bernoulli_(0.5)
+
+
+def small_rates(
+    factor: Callable[[int], float],
+    *groups: float,
+    second: Callable[[int], float] | None = None,
+    steps_per_epoch: int = 1,
+    after: int = 0,
+) -> Step:
+    """Return a step with a LambdaLR for groups of these rates.
+
+    second: the factor of the second group, if it has its own. after: the number of the scheduler at the beginning.
+    """
+    model, steps = net(), count()
+    parts = [model] if len(groups) == 1 else [model[0], model[3]]
+    optimizer = AdamW([{"params": part.parameters(), "lr": rate} for part, rate in zip(parts, groups, strict=True)])
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, [factor, second] if second else factor)
+    if after:
+        state = scheduler.state_dict()
+        scheduler.load_state_dict(state | {"last_epoch": after})
+
+    def step() -> None:
+        update(optimizer, loss_of(model))
+        if next(steps) % steps_per_epoch == steps_per_epoch - 1:
+            scheduler.step()
 
     return step
 
@@ -552,6 +617,75 @@ def short_cycle_of_the_rate() -> Step:
     return step
 
 
+def with_new_numbers(inputs: Tensor, number: int) -> Tensor:
+    return inputs + torch.randn(inputs.shape, generator=torch.Generator().manual_seed(number))
+
+
+def with_noise_made_once() -> Callable[[Tensor, int], Tensor]:
+    noise = torch.randn(16, 8)
+    return lambda inputs, _: inputs + noise
+
+
+def with_the_same_noise_in_pairs(inputs: Tensor, number: int) -> Tensor:
+    both = [torch.randn(16, 8, generator=torch.Generator().manual_seed(number)) for _ in range(2)]
+    return inputs + both[0] - both[1] / 2
+
+
+def with_a_seeded_evaluation(inputs: Tensor, _: int) -> Tensor:
+    with torch.no_grad():
+        torch.randn(inputs.shape, generator=torch.Generator().manual_seed(1)).sum()
+    return inputs
+
+
+def with_a_seeded_helper(inputs: Tensor, _: int) -> Tensor:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return inputs + torch.randn(16, 8)
+
+
+def with_a_restored_state(inputs: Tensor, _: int) -> Tensor:
+    state = np.random.get_state()
+    np.random.seed(1)
+    noise = np.random.randn(16, 8)
+    np.random.set_state(state)
+    return inputs + torch.as_tensor(noise, dtype=torch.float32)
+
+
+def with_a_fixed_projection(inputs: Tensor, _: int) -> Tensor:
+    return inputs @ torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def with_weights_made_anew(inputs: Tensor, number: int) -> Tensor:
+    torch.manual_seed(1)
+    layer = nn.Linear(16, 16)
+    torch.manual_seed(number)
+    return layer(inputs.T).T
+
+
+def with_no_choice(inputs: Tensor, _: int) -> Tensor:
+    return inputs + torch.bernoulli(torch.arange(128).reshape(16, 8).fmod(2.0)) + torch.zeros(16, 8).uniform_(1, 1)
+
+
+def with_few_bits(inputs: Tensor, _: int) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return inputs + torch.randint(2, (16, 1), generator=generator)
+
+
+def noise_in_a_checkpoint() -> Step:
+    model = nn.Sequential(nn.Linear(8, 24), nn.Dropout(), nn.Linear(24, 4))
+    optimizer = AdamW(model.parameters())
+
+    def noised(inputs: Tensor) -> Tensor:
+        return model(inputs + torch.randn_like(inputs))
+
+    def step() -> None:
+        inputs, labels = batch()
+        logits: Any = checkpoint(noised, inputs, use_reentrant=False)
+        update(optimizer, functional.cross_entropy(logits, labels))
+
+    return step
+
+
 def other_optimizer_of_the_same_parameters() -> Step:
     model = net()
     optimizers = AdamW(model.parameters()), torch.optim.SGD(model.parameters(), 0.1)
@@ -840,6 +974,16 @@ FAULTS: dict[str, tuple[Callable[[], Step], str]] = {  # name → (the loop, the
     "rounded_away": (rounded_away, "no-update"),
     "steps_of_a_third": (steps_of_a_third, "unused-passes"),
     "diverging": (diverging, "divergence"),
+    "noise_of_a_seeded_generator": (lambda: noisy(with_a_seeded_generator), "same-randomness"),
+    "noise_of_seeded_numpy": (lambda: noisy(with_seeded_numpy), "same-randomness"),
+    "noise_in_place": (lambda: noisy(with_noise_in_place), "same-randomness"),
+    "masks_of_two_levels": (lambda: noisy(with_two_levels), "same-randomness"),
+    "seeded_dropout": (lambda: noisy(with_seeded_dropout, dropout=0.5), "same-randomness"),
+    "rate_as_a_factor": (lambda: small_rates(lambda _: 1e-3, 1e-3), "rate-as-factor"),
+    "rate_as_a_factor_after_a_warm_up": (
+        lambda: small_rates(lambda number: 1e-3 * min(1, (number + 1) / 12), 1e-3, 1e-4),
+        "rate-as-factor",
+    ),
     "softmax_before_cross_entropy": (softmax_before_cross_entropy, "double-softmax"),
     "sigmoid_before_a_loss_of_logits": (sigmoid_before_a_loss_of_logits, "double-softmax"),
     "layers_in_a_list": (layers_in_a_list, "unregistered-parameters"),
@@ -1321,6 +1465,23 @@ def last_of_packed(model: Recurrent, inputs: Tensor) -> Tensor:
 
 
 SOUND: dict[str, Callable[[], Step]] = {
+    "new_numbers_in_each_step": lambda: noisy(with_new_numbers, dropout=0.5),
+    "noise_made_once": lambda: noisy(with_noise_made_once()),
+    "the_same_noise_in_pairs": lambda: noisy(with_the_same_noise_in_pairs),
+    "seeded_evaluation": lambda: noisy(with_a_seeded_evaluation),
+    "seeded_helper": lambda: noisy(with_a_seeded_helper),
+    "restored_state": lambda: noisy(with_a_restored_state),
+    "fixed_projection": lambda: noisy(with_a_fixed_projection),
+    "weights_made_anew": lambda: noisy(with_weights_made_anew),
+    "random_numbers_without_choice": lambda: noisy(with_no_choice),
+    "random_numbers_of_few_bits": lambda: noisy(with_few_bits),
+    "noise_in_a_checkpoint": noise_in_a_checkpoint,
+    "long_warm_up": lambda: small_rates(lambda number: (number + 1) / 1000, 1e-2),
+    "end_of_a_cosine": lambda: small_rates(lambda number: 0.5 * (1 + math.cos(math.pi * min(1, number / 41))), 1e-3),
+    "end_of_a_resumed_schedule": lambda: small_rates(lambda number: 10 / (number + 1), 1e-3, after=9_990),
+    "rate_of_one_by_a_factor": lambda: small_rates(lambda _: 1e-3, 1.0),
+    "one_group_with_a_small_factor": lambda: small_rates(lambda _: 1e-3, 1e-3, 1e-3, second=lambda _: 1.0),
+    "warm_up_by_epochs": lambda: small_rates(lambda number: (number + 1) / 100, 1e-2, steps_per_epoch=50),
     "accumulation": lambda: accumulation(lambda _, optimizer: optimizer.zero_grad(), first=True),
     "accumulation_cleared_after": lambda: accumulation(lambda _, optimizer: optimizer.zero_grad(), first=False),
     "accumulation_to_zero": lambda: accumulation(
