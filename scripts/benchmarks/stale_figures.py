@@ -139,6 +139,11 @@ STUDIES: dict[str, tuple[str, ...]] = {
 # quoted file → its sources, as paths of git (`*` fits any name). () marks a diary: dated notes, which never expire.
 SOURCES: dict[str, tuple[str, ...]] = {
     "profiles/advise/figure.svg": ("cs_systems/report/figures/waterfall.py",),
+    "profiles/advised_scripts/forked_trials.md": (
+        "cs_systems/measure/runtime/script_forks.py",
+        "cs_systems/cli/_script_forks.py",
+        "scripts/benchmarks/forked_trials.py",
+    ),
     "profiles/advised_scripts/table.md": ("cs_systems/advise/*.py", "cs_systems/advise/levers/*.py"),
     "profiles/advise/table.md": ("cs_systems/advise/*.py", "cs_systems/advise/levers/*.py"),
     "profiles/training_step/figure.svg": ("scripts/benchmarks/training_step_page.py",),

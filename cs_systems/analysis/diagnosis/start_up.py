@@ -24,6 +24,7 @@ MANAGED = re.compile("MallocManaged|MemAllocManaged")
 SPARE = 5  # steps of a loop between its start-up and its timed steps
 MOST_NAMED = 2
 LEAST = 0.1  # share of the recording; every recording has some start-up
+LEAST_S = 0.05  # of a loop's start-up in all; other programs may take as much from a few steps
 TRIAL = 0.01  # share of the recording; repeated steps that take less are only a trial
 OUTWEIGHS = 0.9  # share of the recording; a larger start-up comes before a single pass
 
@@ -79,7 +80,7 @@ def _filling_s(usual: Usual) -> float:
 
 def _of_loop(row: SlowStartRow, timed: int) -> Diagnosis | None:
     """Find the slow first steps of a loop, unless nearly all of them are in its warm-up."""
-    if row["timed"] < LEAST * timed or row["extra_s"] < LEAST * row["total_s"]:
+    if row["timed"] < LEAST * timed or row["extra_s"] < max(LEAST * row["total_s"], LEAST_S):
         return None
     phase, steps = row["phase"], row["steps"]
     where = "" if phase is None else ", outside of the phases" if phase in OTHER_PHASES else f", most of it in {phase}"
