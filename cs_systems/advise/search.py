@@ -181,8 +181,7 @@ class Search:
 
     def _undecided(self) -> _Trial | None:
         """Return the trial on the best cell that shows the largest gain, which its pairs could not prove yet."""
-        trials = [trial for trial in self._open if self._has_time(2)]
-        return min(trials, key=lambda trial: trial.ratio, default=None)
+        return min(self._open, key=lambda trial: trial.ratio, default=None) if self._has_time(2) else None
 
     def _try(self, trial: _Trial, most: int = FEW_PAIRS) -> None:
         """Measure an option in up to `most` pairs, compared with the best cell; keep it if it gains and passes."""

@@ -34,7 +34,7 @@ from cs_systems.instrument.compiler import Observation, is_tracing
 from cs_systems.measure.recorder import hooks
 from cs_systems.measure.recorder.gradients import some_values
 from cs_systems.measure.recorder.guard import as_guest
-from cs_systems.measure.recorder.observers import FewSteps, Hidden, Observer, Period, is_profiled
+from cs_systems.measure.recorder.observers import Hidden, Observer, Period, Replacing, is_profiled
 from cs_systems.measure.recorder.phases import BACKWARD, OPTIMIZER
 from cs_systems.measure.recorder.stacks import Line, own_lines, place_of
 from cs_systems.measure.recorder.tracker import Tracker
@@ -137,7 +137,7 @@ class _Frame:
         self.repeats += inner.repeats
 
 
-class ModuleCalls(FewSteps):
+class ModuleCalls(Replacing):
     """Observer of all calls of modules in a few warm-up steps.
 
     hidden: context for looks. compilations: the number of compilations of this process so far. others: observers that
@@ -150,7 +150,6 @@ class ModuleCalls(FewSteps):
         super().__init__()
         self._others = others
         self._tracker, self._hidden, self._compilations = tracker, hidden, compilations
-        self._installed: Observation | None = None
         self.restart()
 
     def restart(self) -> None:
@@ -178,20 +177,6 @@ class ModuleCalls(FewSteps):
 
     def _may_look(self) -> bool:
         return not (self._tracker.is_cuda or self._compilations())
-
-    def stop_looking(self) -> None:
-        super().stop_looking()
-        if self._installed is not None:
-            self._installed.close()
-        self._installed = None
-        self._start()
-
-    def fail(self, error: Exception) -> None:
-        super().fail(error)
-        self.stop_looking()
-
-    def step_failed(self) -> None:
-        self._start()
 
     def look_after_backward(self) -> None:
         self._forget()

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from cs_systems.core.caveats import Caveat
 from cs_systems.core.tables import Row, Tables
 from cs_systems.instrument.annotate import hidden_from_modes
-from cs_systems.instrument.compiler import untraced
+from cs_systems.instrument.compiler import Observation, untraced
 from cs_systems.measure.recorder.guard import Guest, as_guest
 from cs_systems.measure.recorder.inputs import StepInputs
 from cs_systems.measure.recorder.phases import Timeline
@@ -179,6 +179,32 @@ class FewSteps(Observer):
         self._looks += 1
         if self._looks >= MOST_LOOKS:
             self.stop_looking()
+
+
+class Replacing(FewSteps):
+    """Observer of a few steps that replaces functions of the program's libraries while it looks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._installed: Observation | None = None
+
+    def _start(self) -> None:
+        """Begin a step: forget what an unfinished one showed."""
+        raise NotImplementedError
+
+    def stop_looking(self) -> None:
+        super().stop_looking()
+        if self._installed is not None:
+            self._installed.close()
+        self._installed = None
+        self._start()
+
+    def fail(self, error: Exception) -> None:
+        super().fail(error)
+        self.stop_looking()
+
+    def step_failed(self) -> None:
+        self._start()
 
 
 def is_profiled() -> bool:

@@ -29,7 +29,7 @@ from torch.utils._device import _device_constructors
 from cs_systems.analysis.comparison.loop_findings import RANDOM_DRAWS, RandomDrawRow
 from cs_systems.instrument.compiler import Observation, Undo, is_tracing, passed_through, replaced
 from cs_systems.measure.recorder.guard import as_guest
-from cs_systems.measure.recorder.observers import FewSteps, Hidden, ModelCall, Period, is_profiled
+from cs_systems.measure.recorder.observers import Hidden, ModelCall, Period, Replacing, is_profiled
 from cs_systems.measure.recorder.phases import BACKWARD, OPTIMIZER
 from cs_systems.measure.recorder.stacks import Line, function_of, own_lines, place_of
 from cs_systems.measure.recorder.tracker import Tracker
@@ -52,7 +52,7 @@ class _Draw(NamedTuple):
     shape: tuple[int, ...]
 
 
-class RandomDraws(FewSteps):
+class RandomDraws(Replacing):
     """Observer of the random numbers that a program draws in a few warm-up steps.
 
     hidden: context for looks. compilations: the number of compilations of this process so far.
@@ -61,7 +61,6 @@ class RandomDraws(FewSteps):
     def __init__(self, tracker: Tracker, hidden: Hidden, compilations: Callable[[], int]) -> None:
         super().__init__()
         self._tracker, self._hidden, self._compilations = tracker, hidden, compilations
-        self._installed: Observation | None = None
         self.restart()
 
     def restart(self) -> None:
@@ -100,20 +99,6 @@ class RandomDraws(FewSteps):
             yield from ((numpy, name, partial(self._drawn, name=f"np.random.{name}")) for name in OF_NUMPY.split())
             yield numpy, "get_state", partial(self._state_read, of="np")
             yield numpy, "set_state", partial(self._state_restored, of="np")
-
-    def stop_looking(self) -> None:
-        super().stop_looking()
-        if self._installed is not None:
-            self._installed.close()
-        self._installed = None
-        self._start()
-
-    def fail(self, error: Exception) -> None:
-        super().fail(error)
-        self.stop_looking()
-
-    def step_failed(self) -> None:
-        self._start()
 
     def look_at_call(self, call: ModelCall) -> None:
         if call.is_recorded:
