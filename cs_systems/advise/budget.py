@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import median
 
-LEAST_TIMEOUT_S = 60.0
-MOST_OF_BUDGET = 1 / 3  # largest share of the budget that one trial may take
+LEAST_TIMEOUT_S = 30.0
+MOST_OF_BUDGET = 1 / 4  # largest share of the budget that one process may take
+LATEST = 7  # processes that show how long the next one takes: after a compiler is kept, each takes longer
 PROOF = 4  # processes of the last comparison, of start and best; no trial may take their time
 
 
@@ -33,11 +34,11 @@ class Budgeted:
         return self.budget_s - self.left_s()
 
     def process_s(self) -> float:
-        """Return the median time of a process in s, which a single process that hangs or compiles hardly changes.
+        """Return the median time of the latest processes in s, which a single one that compiles hardly changes.
 
         The first one, which reads libraries from the disk and fills compilers' caches, counts only while it is alone.
         """
-        return median(self._took_s[1:] or self._took_s or [self.first_s])
+        return median(self._took_s[1:][-LATEST:] or self._took_s or [self.first_s])
 
     def timeout_s(self) -> float:
         """Return how long a process may take, so that time for other trials and for the proof of the gain is left.
@@ -50,4 +51,5 @@ class Budgeted:
         return max(LEAST_TIMEOUT_S, left_s)
 
     def took(self, seconds: float) -> None:
+        """Count a process; not one that was ended at its time limit, which shows nothing of the others."""
         self._took_s.append(seconds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import NamedTuple
@@ -42,7 +42,8 @@ class Judgement(NamedTuple):
     """Ratio of the candidate to the best cell, below 1 for a gain, with its interval.
 
     is_gain: None while neither a gain nor its absence is certain.
-    is_sure: False if the variation between processes is an assumption, and the ratio is below PLAIN.
+    is_sure: False if the variation between processes is an assumption, or that of other programs, and the ratio is
+        below PLAIN.
     """
 
     is_gain: bool | None
@@ -53,75 +54,95 @@ class Judgement(NamedTuple):
 
 
 Records = Sequence[RunRecord]
+Pairs = Sequence[tuple[RunRecord, RunRecord]]
+Value = Callable[[RunRecord], float | None]
 
 
-def judge_time(
-    best: Records,
-    candidate: Records,
-    times: float = 1.0,
-    others: Iterable[Records] = (),
-    confidence: float = CONFIDENCE,
-) -> Judgement:
-    """Compare the steps of fresh processes, given one record each.
+@dataclass(frozen=True)
+class Seen:
+    """Records of a candidate and of the best cell, and what else shows how much processes vary here.
 
-    Where some steps do more, such as an evaluation, compare the mean step: the others hide what these steps gain.
-
-    Args:
+    Attributes:
         best: records of the best cell.
         candidate: records of the candidate.
         times: the candidate's batch over the best's.
-        others: other records, by cell; they also show how much processes vary here.
+        others: the other records, by cell.
+        pairs: records of best cell and candidate that were measured one right after the other.
+        other_pairs: such pairs of other comparisons.
         confidence: the level of the interval.
     """
-    if is_uneven(best[0]) or is_uneven(candidate[0]):
-        return _judge_numbers(mean_s, best, candidate, times, others, confidence)
-    scaled = [[[step / times for step in steps] for steps in rounds] for rounds in processes(candidate, "step")]
-    varied = [processes(records, "step") for records in others]
-    found = statistics.ratio_interval(processes(best, "step"), scaled, confidence, varied)
-    excludes = found.low is not None and found.low > 1 / (1 + LEAST_GAIN)
-    is_gain = True if found.verdict == "faster" else False if excludes else None
-    is_sure = found.unseen is None or max(found.ratio, 1 / found.ratio) >= PLAIN
-    return Judgement(is_gain, found.ratio, found.low, found.high, is_sure)
+
+    best: Records
+    candidate: Records
+    times: float = 1.0
+    others: Sequence[Records] = ()
+    pairs: Pairs = ()
+    other_pairs: Sequence[Pairs] = ()
+    confidence: float = CONFIDENCE
 
 
-def judge_memory(
-    best: Records,
-    candidate: Records,
-    times: float = 1.0,
-    others: Iterable[Records] = (),
-    confidence: float = CONFIDENCE,
-) -> Judgement:
+def judge_time(seen: Seen) -> Judgement:
+    """Compare the steps of fresh processes, given one record each.
+
+    Where some steps do more, such as an evaluation, compare the mean step: the others hide what these steps gain.
+    """
+    is_mean = is_uneven(seen.best[0]) or is_uneven(seen.candidate[0])
+    if found := _of_pairs(mean_s if is_mean else _median_s, seen):
+        return found
+    if is_mean:
+        return _of_numbers(mean_s, seen)
+    scaled = [
+        [[step / seen.times for step in steps] for steps in rounds] for rounds in processes(seen.candidate, "step")
+    ]
+    varied = [processes(records, "step") for records in seen.others]
+    compared = statistics.ratio_interval(processes(seen.best, "step"), scaled, seen.confidence, varied)
+    is_sure = compared.unseen is None or max(compared.ratio, 1 / compared.ratio) >= PLAIN
+    is_gain = True if compared.verdict == "faster" else _unless_excluded(compared.low)
+    return Judgement(is_gain, compared.ratio, compared.low, compared.high, is_sure)
+
+
+def judge_memory(seen: Seen) -> Judgement:
     """Compare the peaks, which equal processes repeat to the byte."""
-    before, after = (max(peak_bytes(record) or 0 for record in records) for records in (best, candidate))
+    before, after = (max(peak_bytes(record) or 0 for record in records) for records in (seen.best, seen.candidate))
     ratio = after / before if before else 1.0
     return Judgement(ratio < 1 - LEAST_GAIN, ratio, ratio, ratio)
 
 
-def judge_energy(
-    best: Records,
-    candidate: Records,
-    times: float = 1.0,
-    others: Iterable[Records] = (),
-    confidence: float = CONFIDENCE,
-) -> Judgement:
+def judge_energy(seen: Seen) -> Judgement:
     """Compare the energy of a step."""
-    return _judge_numbers(step_j, best, candidate, times, others, confidence)
+    return _of_pairs(step_j, seen) or _of_numbers(step_j, seen)
 
 
-def _judge_numbers(
-    value: Callable[[RunRecord], float | None],
-    best: Records,
-    candidate: Records,
-    times: float,
-    others: Iterable[Records],
-    confidence: float,
-) -> Judgement:
+def _of_pairs(value: Value, seen: Seen) -> Judgement | None:
+    """Compare one number per process within pairs; None if some processes have no pair, or the pairs are too few."""
+    if len(seen.pairs) < len(seen.candidate):
+        return None
+    ratios = [_ratios(value, pairs) for pairs in (seen.pairs, *seen.other_pairs)]
+    found = statistics.paired_ratio([each / seen.times for each in ratios[0]], seen.confidence, ratios[1:])
+    if found is None or len(ratios[0]) < len(seen.pairs):
+        return None
+    is_gain = found.high < 1 and found.ratio <= 1 / (1 + LEAST_GAIN)
+    is_sure = len(seen.pairs) > 1 or max(found.ratio, 1 / found.ratio) >= PLAIN
+    return Judgement(is_gain or _unless_excluded(found.low), *found, is_sure)
+
+
+def _ratios(value: Value, pairs: Pairs) -> list[float]:
+    numbers = ((value(best), value(candidate)) for best, candidate in pairs)
+    return [after / before for before, after in numbers if before and after]
+
+
+def _of_numbers(value: Value, seen: Seen) -> Judgement:
     """Compare one number per process; one process a side shows no noise, and decides nothing if no others show it."""
-    then, now = ([[[value(record) or 0.0]] for record in records] for records in (best, candidate))
-    scaled = [[[number / times for number in steps] for steps in rounds] for rounds in now]
-    varied = [[[[number]] for record in records if (number := value(record))] for records in others]
-    found = statistics.ratio_interval(then, scaled, confidence, varied)
+    then, now = ([[[value(record) or 0.0]] for record in records] for records in (seen.best, seen.candidate))
+    scaled = [[[number / seen.times for number in steps] for steps in rounds] for rounds in now]
+    varied = [[[[number]] for record in records if (number := value(record))] for records in seen.others]
+    found = statistics.ratio_interval(then, scaled, seen.confidence, varied)
     return Judgement(True if found.verdict == "faster" else None, found.ratio, found.low, found.high)
+
+
+def _unless_excluded(low: float | None) -> bool | None:
+    """Return False if the interval excludes a gain, else None."""
+    return False if low is not None and low > 1 / (1 + LEAST_GAIN) else None
 
 
 def peak_bytes(record: RunRecord) -> int | None:
@@ -132,6 +153,10 @@ def step_s(record: RunRecord, start: RunRecord | None = None) -> float | None:
     """Return the median step; the mean where some steps do more, of the search's start if given."""
     if is_uneven(start or record):
         return mean_s(record)
+    return _median_s(record)
+
+
+def _median_s(record: RunRecord) -> float | None:
     return record.measurement.median_s() if record.measurement else None
 
 
@@ -183,7 +208,7 @@ class Goal:
 
     value: Callable[[RunRecord, RunRecord], float | None]
     column: str
-    judge: Callable[[Records, Records, float, Iterable[Records], float], Judgement]
+    judge: Callable[[Seen], Judgement]
     word: str
     missing: str
 

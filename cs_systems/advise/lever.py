@@ -12,6 +12,8 @@ from cs_systems.config import FIELDS, ConfigError, RunConfig
 from cs_systems.core import plugins
 from cs_systems.core.experiments import EXPERIMENTS, ExperimentRow
 from cs_systems.core.fields import Subject
+from cs_systems.core.phases import Phase
+from cs_systems.core.statistics import MINIMUM_EFFECT
 from cs_systems.core.tables import first_row
 from cs_systems.formulas.memory.forecast import Forecast
 from cs_systems.record import Environment, RunRecord
@@ -37,6 +39,7 @@ class ScriptPlan:
 
 
 Cell = RunConfig | ScriptPlan
+NotHere = str  # reason why a lever does not apply
 
 
 def batch_of(cell: Cell) -> int:
@@ -97,6 +100,14 @@ class Situation:
         return self.history[-1] if self.history else None
 
     @property
+    def allocates(self) -> bool | None:
+        """Flag of timed steps that call cudaMalloc; None before a measurement."""
+        if self.record is None or self.record.measurement is None:
+            return None
+        of_loop = any(caveat.code == "cudaMalloc" for caveat in self.record.warnings)
+        return of_loop or any(sample.device_mallocs for sample in self.record.measurement.timed)
+
+    @property
     def step_s(self) -> float | None:
         """Median step of the best cell."""
         measurement = self.record.measurement if self.record else None
@@ -123,6 +134,14 @@ class Situation:
         from cs_systems.analysis.diagnosis import diagnose
 
         return {one.code: one.share for one in diagnose(self.history[-1:]).diagnoses}
+
+    def too_short(self, phase: Phase, what: str) -> NotHere | None:
+        """Return that a phase of the present step is too short for a gain; None if it is not, or was not timed."""
+        timed = self.record.measurement.timed if self.record and self.record.measurement else ()
+        if not timed or not any(phase in sample.phases_s for sample in timed):
+            return None
+        share = sum(sample.phases_s.get(phase, 0.0) for sample in timed) / sum(sample.wall_s for sample in timed)
+        return None if share >= MINIMUM_EFFECT else f"{what} takes {share:.1%} of the step"
 
     @cached_property
     def host_s(self) -> float:
@@ -234,9 +253,6 @@ class Changes:
 
     def __call__(self) -> bool:
         return self.made > 0
-
-
-NotHere = str  # reason why a lever does not apply
 
 
 @dataclass(frozen=True)

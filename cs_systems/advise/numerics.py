@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -22,35 +23,41 @@ class Check(NamedTuple):
 
     passed: bool
     saw: str
+    is_comparable: bool = True  # False without a finite loss
 
 
 UNCHECKED = Check(True, "")
 
 
-def training(candidate: RunRecord, start: RunRecord, seeds: Sequence[RunRecord]) -> Check:
+def training(candidates: Sequence[RunRecord], starts: Sequence[RunRecord]) -> Check:
     """Return whether the candidate's losses differ from the start's by no more than losses with other seeds do.
 
-    Compares the mean difference over all steps, and the difference at the end. The largest difference would prove
-    nothing: one step in which the loss of a seed spikes would allow a candidate that does not learn.
+    Compares the mean difference over all steps, and the difference at the end, of the mean curves over the candidate's
+    seeds. The largest difference would prove nothing: one step in which the loss of a seed spikes would allow a
+    candidate that does not learn.
 
     Args:
-        candidate: loss curve of the candidate, with the start's seed.
-        start: loss curve of the start.
-        seeds: loss curves of the start with other seeds.
+        candidates: loss curves of the candidate, with the first seeds of the start.
+        starts: loss curves of the start, by seed.
     """
-    base, curve = losses(start), losses(candidate)
-    others = [found for record in seeds if (found := losses(record))]
-    if not base or not others:
-        return Check(False, f"not checked: the start has no loss to compare with{_because(start)}")
-    if not curve:
-        return Check(False, f"not checked: it has no loss{_because(candidate)}")
-    if not all(map(math.isfinite, curve)):
-        return Check(False, "its loss is NaN or infinite")
-    apart, spread = _apart(curve, base), max(_apart(other, base) for other in others)
-    at_end = abs(_tail(curve) - _tail(base))
-    end_spread = max(abs(_tail(other) - _tail(base)) for other in others)
-    what = f"losses of {len(curve)} steps" if TRAINING_CURVE.of(candidate.results) else "losses"
-    words = f"{what} differ by {apart:.2g} in the mean, those of {len(others) + 1} seeds by {spread:.2g}"
+    curves, base = [losses(record) for record in candidates], [losses(record) for record in starts]
+    others = [found for found in base[1:] if found]
+    if not base[0] or not others or not all(base[: len(curves)]):
+        return Check(False, f"not checked: the start has no loss to compare with{_because(starts[0])}", False)
+    for curve, record in zip(curves, candidates, strict=True):
+        if not curve:
+            return Check(False, f"not checked: it has no loss{_because(record)}", False)
+        if not all(map(math.isfinite, curve)):
+            return Check(False, "its loss is NaN or infinite", False)
+    known = [base[0], *others]
+    pairs = list(itertools.combinations(known, 2))
+    curve, same = _mean(curves), _mean(base[: len(curves)])
+    apart, spread = _apart(curve, same), max(_apart(*pair) for pair in pairs)
+    at_end = abs(_tail(curve) - _tail(same))
+    end_spread = max(abs(_tail(one) - _tail(other)) for one, other in pairs)
+    what = f"losses of {len(curve)} steps" if TRAINING_CURVE.of(candidates[0].results) else "losses"
+    of_seeds = f" over {len(curves)} seeds" if len(curves) > 1 else ""
+    words = f"{what} differ by {apart:.2g} in the mean{of_seeds}, those of {len(known)} seeds by {spread:.2g}"
     if apart <= spread and at_end > max(end_spread, spread):
         words += f"; at the end by {at_end:.2g}, seeds by {end_spread:.2g}"
     return Check(apart <= spread and at_end <= max(end_spread, spread), words)
@@ -85,6 +92,10 @@ def losses(record: RunRecord) -> list[float]:
 
 def _apart(a: Sequence[float], b: Sequence[float]) -> float:
     return fmean(abs(x - y) for x, y in zip(a, b, strict=False))
+
+
+def _mean(curves: Sequence[Sequence[float]]) -> list[float]:
+    return [fmean(losses) for losses in zip(*curves, strict=False)]
 
 
 def _tail(curve: Sequence[float]) -> float:

@@ -2,10 +2,11 @@
 
 The option with the largest expected gain per cost is tried first; without an expectation, its usual gain counts. Each
 is measured in a process of its own and compared with the best cell, then in further pairs of alternating order (B A, A
-B) until its interval shows a gain or excludes one, or its median shows none. After all options, the search comes back
-to gains that few pairs could not prove. If the step waits for launches, an option is also tried together with a lever
-that relieves the host, and options without a gain are tried again once the step no longer waits. Options that are kept
-have passed the check of their numbers.
+B) until its interval shows a gain or excludes one, or its median shows none. Where processes vary, an option whose
+first pair shows no large gain waits. After all options, the search comes back to those that few pairs could not decide,
+the most promising first. If the step waits for launches, an option is also tried together with a lever that relieves
+the host, and options without a gain are tried again once the step no longer waits. Options that are kept have passed
+the check of their numbers.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from cs_systems.advise.judge import (
     MANY_PAIRS,
     OF_ENERGY,
     Judgement,
+    Seen,
     level_after,
     peak_bytes,
     why_missing,
@@ -74,15 +76,25 @@ class Unmeasurable(RuntimeError):
 
 
 @dataclass(eq=False)
-class _Trial:
-    """Option with the records of its pairs of processes so far.
+class _Compared:
+    """Records of a cell and of the cell that it is compared with, in pairs of processes.
 
-    of_base: records of the best cell. ratio, row: what they showed.
+    of_base: records of the other cell. pairs: those of both that were measured one right after the other.
     """
 
-    option: Proposal
+    base: Cell
+    cell: Cell
     records: list[RunRecord] = field(default_factory=list)
     of_base: list[RunRecord] = field(default_factory=list)
+    pairs: list[tuple[RunRecord, RunRecord]] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Trial:
+    """Option compared with the best cell so far. ratio, row: what its pairs of processes showed."""
+
+    option: Proposal
+    compared: _Compared
     ratio: float = 1.0
     row: TrialRow | None = None
 
@@ -109,6 +121,7 @@ class Search:
     _looked: set[str] = field(default_factory=set)
     _numbers: Counter[Cell] = field(default_factory=Counter)
     _records: dict[Cell, list[RunRecord]] = field(default_factory=dict)
+    _comparisons: list[_Compared] = field(default_factory=list)
     _latest: Cell | None = None
     _whole: Judgement | None = None
 
@@ -136,7 +149,7 @@ class Search:
             )
         while True:
             if (option := self._next()) is not None:
-                self._try(_Trial(option))
+                self._try(_Trial(option, self._comparison(self.best, option.cell)))
             elif (trial := self._undecided()) is not None:
                 self._try(trial, MANY_PAIRS)
             else:
@@ -185,7 +198,7 @@ class Search:
 
     def _try(self, trial: _Trial, most: int = FEW_PAIRS) -> None:
         """Measure an option in up to `most` pairs, compared with the best cell; keep it if it gains and passes."""
-        option, records = trial.option, trial.records
+        option, records = trial.option, trial.compared.records
         earlier = trial.row or self._earlier.pop(option.key, None)
         now = self._now(self.situation.history[-1])
         assert now is not None
@@ -193,7 +206,7 @@ class Search:
         self.say(f"trying {option.lever}: {option.words}{expected}, now {human(now, self._unit)}")
         before, began_s = sum(self._numbers.values()), self.bench.spent_s()
         if not records:
-            trial.of_base = self._known()
+            trial.compared.of_base = self._known()
         status, reason, found, check = self._judged(trial, most)
         self._open = [other for other in self._open if other is not trial]
         self._tried |= {option.key, (option.lever, str(option.cell))}
@@ -215,7 +228,7 @@ class Search:
             row |= {"processes": row["processes"] + processes, "took_s": took_s + before_s}
             self.rows = [other for other in self.rows if other is not earlier]
         self.rows.append(row)
-        if found and found.is_gain is None and found.ratio < 1 - LEAST_GAIN and len(records) < MANY_PAIRS:
+        if found and found.is_gain is None and not self._is_hopeless(found) and self._may_gain(found, len(records)):
             trial.ratio, trial.row = found.ratio, row
             self._open.append(trial)
         after = self._now(records[0]) if records else None
@@ -269,14 +282,16 @@ class Search:
 
     def _judged(self, trial: _Trial, most: int) -> tuple[str, str, Judgement | None, Check]:
         """Return (status, reason, judgement, check of the numerics); add the new records to the trial."""
-        option, records, found = trial.option, trial.records, None
-        for answer in self._pairs(self.best, option.cell, records, trial.of_base):
+        option, records, found = trial.option, trial.compared.records, None
+        for answer in self._pairs(trial.compared):
             if isinstance(answer, str):
                 return "failed", answer, None, UNCHECKED
             found = answer
             if found.is_gain is not None or self._is_hopeless(found) or len(records) >= most:
                 break
-            if len(records) >= FEW_PAIRS and not self._has_time(2):
+            if len(records) >= FEW_PAIRS and not (self._may_gain(found, len(records)) and self._has_time(2)):
+                break
+            if len(records) == 1 and most == FEW_PAIRS and self._can_wait(found):
                 break
         assert found is not None
         if not found.is_gain:
@@ -295,6 +310,15 @@ class Search:
         excludes = found.low is not None and found.low > 1 / (1 + LARGE_GAIN) and found.is_sure
         return found.ratio > 1 - LEAST_GAIN and (self._is_model_on_gpu or excludes)
 
+    def _can_wait(self, found: Judgement) -> bool:
+        """Return whether one pair shows no large gain, so that options with more promise come first."""
+        return not self._is_model_on_gpu and found.ratio > 1 / (1 + LARGE_GAIN)
+
+    @staticmethod
+    def _may_gain(found: Judgement, pairs: int) -> bool:
+        """Return whether further pairs may show a gain: after few of them noise may still hide it."""
+        return pairs < FEW_PAIRS or (found.ratio < 1 - LEAST_GAIN and pairs < MANY_PAIRS)
+
     @property
     def _is_model_on_gpu(self) -> bool:
         return self.situation.on_gpu and isinstance(self.best, RunConfig)
@@ -310,22 +334,25 @@ class Search:
         On a GPU earlier records are valid; on a host only those of the last minute, because its speed varies.
         """
         records = self._records[self.best]
-        if self.situation.on_gpu and not any(map(is_launch_bound, records)):
+        if self._is_steady:
             return [*records]
         return records[-1:] if self._latest == self.best else []
 
-    def _pairs(
-        self, base: Cell, cell: Cell, records: list[RunRecord], of_base: list[RunRecord]
-    ) -> Iterator[Judgement | str]:
-        """Compare a cell with another, and yield the judgement, or the reason for none, after each pair of processes.
+    def _comparison(self, base: Cell, cell: Cell) -> _Compared:
+        """Return a new comparison, whose pairs show other comparisons how much processes vary."""
+        self._comparisons.append(found := _Compared(base, cell))
+        return found
 
-        records: records of the cell, to which this function adds. of_base: earlier records of the other cell, used as
-        its side of the first pairs.
+    def _pairs(self, compared: _Compared) -> Iterator[Judgement | str]:
+        """Compare two cells, and yield the judgement, or the reason for none, after each further pair of processes.
+
+        Records of the base that are there at the beginning are its side of the first pairs.
         """
-        times, known = batch_of(cell) / batch_of(base), bool(of_base)
+        records, of_base = compared.records, compared.of_base
+        times, is_known = batch_of(compared.cell) / batch_of(compared.base), bool(of_base)
         for pair in range(len(records), MANY_PAIRS):
-            turns = [(base, of_base), (cell, records)]
-            if pair == 0 and known:
+            turns = [(compared.base, of_base), (compared.cell, records)]
+            if pair == 0 and is_known:
                 turns = turns[1:]
             for one, found in turns if pair % 2 == 0 else reversed(turns):
                 record = self._measure(one)
@@ -336,8 +363,18 @@ class Search:
             if (peak := peak_bytes(records[-1])) and (limit := self.situation.memory_bytes) and peak > limit:
                 yield f"its peak is {human(peak, 'bytes')}, more than {human(limit, 'bytes')}"
                 return
-            others = self._others(*of_base, *records)
-            judged = GOALS[self.situation.goal].judge(of_base, records, times, others, level_after(pair + 1))
+            if not self._is_steady and (len(turns) == 2 or len(of_base) == 1):
+                compared.pairs.append((of_base[-1], records[-1]))
+            seen = Seen(
+                of_base,
+                records,
+                times,
+                self._others(*of_base, *records),
+                compared.pairs,
+                [other.pairs for other in self._comparisons if other is not compared],
+                level_after(pair + 1),
+            )
+            judged = GOALS[self.situation.goal].judge(seen)
             yield judged if judged.is_sure or self._is_steady else judged._replace(is_gain=None)
 
     def _others(self, *compared: RunRecord) -> list[list[RunRecord]]:
@@ -356,7 +393,7 @@ class Search:
         None if one fails.
         """
         whole, began_s = None, self.bench.spent_s()
-        for pair, found in enumerate(self._pairs(self.start, cell, [], []), 1):
+        for pair, found in enumerate(self._pairs(self._comparison(self.start, cell)), 1):
             if isinstance(found, str):
                 return whole
             whole = found

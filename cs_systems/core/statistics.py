@@ -290,6 +290,60 @@ def ratio_interval(
     return Comparison(ratio, low, high, verdict, resolution, unseen, noise, *centers)
 
 
+class PairedRatio(NamedTuple):
+    """Ratio b/a of the durations of two programs, with its interval."""
+
+    ratio: float
+    low: float
+    high: float
+
+
+def paired_ratio(
+    ratios: Sequence[float], confidence: float = CONFIDENCE, others: Iterable[Sequence[float]] = ()
+) -> PairedRatio | None:
+    """Return the ratio of B's duration to A's by pairs of processes, each measured one right after the other.
+
+    What slows a shared machine for longer than a process slows both of a pair, and does not change their ratio. The
+    result is the geometric mean of the pairs' ratios. The width is Student's t with their common variance and that of
+    `others`, each about its own mean; the assumed variance joins it as in `ratio_interval`.
+
+    Pairs that vary far more than `others` are judged by their own variance alone.
+
+    Args:
+        ratios: b/a of each pair.
+        confidence: level of the interval.
+        others: ratios of other two programs on the same machine.
+
+    Returns:
+        None if there is no pair, or all of them together have fewer degrees of freedom than ENOUGH_DOF.
+
+    Raises:
+        ConfigError: a ratio is not above 0.
+    """
+    if not ratios:
+        return None
+    logs = _logs(ratios)
+    own, rest = _between_pairs([logs]), _between_pairs(map(_logs, filter(None, others)))
+    found = _joined(own, rest)
+    if found.dof < ENOUGH_DOF:
+        return None
+    if own.dof and own.variance > CONTRADICTION * found.variance:
+        found = own
+    variance, dof = _with_assumed(found, 2 * BETWEEN_PROCESSES_SD**2)
+    center = statistics.fmean(logs)
+    half = student_t((1 + confidence) / 2, dof) * math.sqrt(variance / len(ratios))
+    return PairedRatio(math.exp(center), math.exp(center - half), math.exp(center + half))
+
+
+def _between_pairs(series: Iterable[Sequence[float]]) -> Pooled:
+    """Return the common variance of log ratios, each series about its mean."""
+    found = Pooled(0.0, 0)
+    for logs in series:
+        if len(logs) > 1:
+            found = _joined(found, Pooled(statistics.variance(logs), len(logs) - 1))
+    return found
+
+
 def median(groups: Iterable[Rounds]) -> float:
     """Return the median of all samples, given by process and round."""
     return statistics.median(sample for rounds in groups for samples in rounds for sample in samples)

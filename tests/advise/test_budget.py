@@ -20,9 +20,16 @@ def test_no_trial_takes_the_time_of_the_others_or_of_the_proof() -> None:
     for seconds in (6.0, 5.0, 4.0):
         bench.took(seconds)
     bench.now += 15
-    assert bench.timeout_s() == 80.0  # a third of all
-    bench.now += 140
-    assert bench.timeout_s() == 85.0 - 4 * 4.5
+    assert bench.timeout_s() == 60.0  # a quarter of all
+    bench.now += 155
+    assert bench.timeout_s() == 70.0 - 4 * 4.5
     bench.took(400.0)
     assert bench.process_s() == 5.0
-    assert (bench.left_s(), bench.spent_s()) == (85.0, 155.0)
+    assert (bench.left_s(), bench.spent_s()) == (70.0, 170.0)
+
+
+def test_usual_process_is_one_of_the_latest() -> None:
+    bench = Bench()
+    for seconds in (*[2.0] * 20, *[16.0] * 4):  # a compiler is kept
+        bench.took(seconds)
+    assert bench.process_s() == 16.0

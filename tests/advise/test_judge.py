@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cs_systems.advise.judge import is_uneven, judge_time, step_s, why_missing
+from cs_systems.advise.judge import Seen, is_uneven, judge_time, step_s, why_missing
 from cs_systems.config import RunConfig
 from cs_systems.record import Measurement, RunRecord, Sample
 
@@ -29,19 +29,19 @@ def process(slow_s: float, noise: float = 0.0, place: str | None = "train.py:9",
 def test_loop_with_an_evaluation_is_judged_by_its_mean_step() -> None:
     before, after = [process(0.090), process(0.090, 0.01)], [process(0.030), process(0.030, 0.01)]
     assert step_s(before[0]) == pytest.approx(0.030)
-    found = judge_time(before, after)
+    found = judge_time(Seen(before, after))
     assert found.is_gain is True
     assert found.ratio == pytest.approx(0.5, rel=0.02)
-    assert judge_time(before[:1], after[:1]).is_gain is None  # one number a process shows no noise
+    assert judge_time(Seen(before[:1], after[:1])).is_gain is None  # one number a process shows no noise
 
 
 @pytest.mark.parametrize(("faster", "is_sure"), [(1.3, False), (2.5, True)])
 def test_one_process_a_side_is_sure_of_large_differences_alone(faster: float, is_sure: bool) -> None:
     before, after = [process(USUAL_S)], [process(USUAL_S, 1 / faster - 1)]
-    assert judge_time(before, after)[::4] == (True, is_sure)
+    assert judge_time(Seen(before, after))[::4] == (True, is_sure)
     others = [[process(USUAL_S), process(USUAL_S, 0.0001)]]
-    assert judge_time(before, after, 1.0, others).is_sure, "the others show how much processes vary"
-    assert judge_time(before * 2, after * 2).is_sure
+    assert judge_time(Seen(before, after, others=others)).is_sure, "the others show how much processes vary"
+    assert judge_time(Seen(before * 2, after * 2)).is_sure
 
 
 @pytest.mark.parametrize("unlike", [{"place": None}, {"rows": False}])
@@ -65,3 +65,25 @@ def test_start_without_the_goal_s_number_says_why(window_s: float | None, goal: 
     row: Any = {"source": "nvml", "steps": 12, "window_s": window_s, "energy_j": None, "idle_w": None}
     record = replace(process(0.01), results={"energy": [row]} if window_s else {})
     assert why_missing(goal, record).startswith(reason)
+
+
+def steady(step_s: float) -> RunRecord:
+    return process(step_s, rows=False) if step_s == USUAL_S else process(USUAL_S, step_s / USUAL_S - 1, rows=False)
+
+
+def test_pairs_are_judged_by_their_ratios_once_they_are_enough() -> None:
+    """The machine becomes three times as slow; each candidate takes 0.8 of the time of its neighbour."""
+    slow = [1.0, 3.0, 1.2, 2.5, 1.1, 2.8]
+    best = [steady(USUAL_S * each) for each in slow]
+    noise = (0.98, 1.02, 1.0, 0.99, 1.01, 1.0)
+    candidate = [steady(0.8 * USUAL_S * each * more) for each, more in zip(slow, noise, strict=True)]
+    pairs = [*zip(best, candidate, strict=True)]
+    assert judge_time(Seen(best, candidate)).is_gain is None
+    found = judge_time(Seen(best, candidate, pairs=pairs))
+    assert found.is_gain is True
+    assert found.ratio == pytest.approx(0.8, rel=0.01)
+    assert judge_time(Seen(best, candidate, times=0.8, pairs=pairs)).is_gain is None, "the batch is smaller, too"
+    assert judge_time(Seen(best, candidate, times=0.7, pairs=pairs)).is_gain is False
+    assert judge_time(Seen(best, candidate, pairs=pairs[:5])).is_gain is None, "one record has no pair"
+    few = judge_time(Seen(best[:1], candidate[:1], pairs=pairs[:1], other_pairs=[pairs[1:]]))
+    assert few[::4] == (True, False), "one pair, by the variation of others, is sure of large differences alone"

@@ -20,6 +20,9 @@ def curve(losses: Sequence[float]) -> RunRecord:
     return RunRecord("", RunConfig().to_dict(), "ok", results={"training_curve": rows})
 
 
+STARTS = [curve(each) for each in (LEARNS, *SEEDS)]
+
+
 @pytest.mark.parametrize(
     ("losses", "passes"),
     [
@@ -33,10 +36,27 @@ def curve(losses: Sequence[float]) -> RunRecord:
 def test_losses_may_differ_by_what_seeds_differ_by_in_the_mean_and_at_the_end(
     losses: list[float], passes: bool
 ) -> None:
-    check = training(curve(losses), curve(LEARNS), [curve(each) for each in SEEDS])
+    check = training([curve(losses)], STARTS)
     assert check.passed is passes, check.saw
 
 
 def test_check_says_what_it_saw() -> None:
-    saw = training(curve([loss + 0.01 for loss in LEARNS]), curve(LEARNS), [curve(each) for each in SEEDS]).saw
+    saw = training([curve([loss + 0.01 for loss in LEARNS])], STARTS).saw
     assert saw == "losses of 40 steps differ by 0.01 in the mean, those of 3 seeds by 0.25"
+
+
+def test_curves_of_several_seeds_are_compared_in_the_mean() -> None:
+    """One seed may be apart by chance, as here the first; the mean of all three is not."""
+    by_chance = [[loss + 0.5 for loss in LEARNS], [loss - 0.2 for loss in LEARNS], [loss - 0.1 for loss in LEARNS]]
+    assert not training([curve(by_chance[0])], STARTS).passed
+    check = training([curve(each) for each in by_chance], STARTS)
+    assert check.passed
+    assert "in the mean over 3 seeds, those of 3 seeds by 0.25" in check.saw
+    worse = [curve([loss + 0.5 for loss in each]) for each in (LEARNS, *SEEDS)]
+    assert not training(worse, STARTS).passed
+
+
+def test_loss_that_is_missing_or_not_finite_is_not_comparable() -> None:
+    assert not training([curve([])], STARTS).is_comparable
+    assert not training([curve([float("inf")])], STARTS).is_comparable
+    assert training([curve([9.0 for _ in STEPS])], STARTS).is_comparable

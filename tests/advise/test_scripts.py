@@ -27,6 +27,7 @@ from cs_systems.cli._advise_script import left
 from cs_systems.cli._script import as_started
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import plugins
+from cs_systems.core.caveats import Caveat
 from cs_systems.measure.runtime.program import script_command
 from cs_systems.record import Measurement, Origin, RunRecord, Sample, read_records
 from tests import forked_python, forks
@@ -212,6 +213,39 @@ def test_levers_that_only_shorten_kernels_come_last_where_the_step_waits_for_lau
     for lever in ("bf16", "tf32"):
         assert usual[lever] == pytest.approx((1 - waits) * all_levers()[lever].usual, rel=0.1)
     assert usual["fused_optimizer"] == all_levers()["fused_optimizer"].usual
+
+
+IN_STEPS = {
+    "fused_optimizer": "the optimizer takes 0.5% of the step",
+    "data_loader": "waiting for a batch takes 0.0% of the step",
+    "garbage_collection": "collections take 0.4% of the steps",
+    "persistent_workers": "no timed step starts the workers again",
+    "called_collections": "no timed step calls gc.collect() or cudaMalloc",
+    "allocator": "no timed step calls cudaMalloc",
+}
+WITH_WORKERS = "import gc\ngc.collect()\nDataLoader(data, num_workers=2)\n"
+
+
+@pytest.mark.parametrize("takes_part", [True, False])
+@pytest.mark.parametrize("name", IN_STEPS)
+def test_lever_of_a_part_that_takes_no_time_is_not_tried(name: str, takes_part: bool) -> None:
+    """Before the start is measured each of them applies; then it depends on what the steps did."""
+    source = WITH_WORKERS if name in ("persistent_workers", "called_collections") else SCRIPT
+    lever = all_levers()[name].script
+    assert lever is not None
+    assert lever.unfit(Situation(ScriptPlan(), GPU, texts=(source,))) is None
+    phases = {"input": 0.02, "optimizer": 0.01} if takes_part else {"input": 0.0, "optimizer": 0.0005}
+    samples = [Sample(0, False, 0.1, phases, phases) for _ in range(4)]
+    row: Any = {"steps": 4, "collections": 1, "time_s": 0.4 if takes_part else 0.0016, "in_steps": 1}
+    row |= {"longest_s": 0.1, "total_s": 0.4, "function": None, "place": None, "is_called": takes_part}
+    results: Any = {"garbage_collection": [row]}
+    results |= {"iterators": [{"steps": 4, "with_new": 1}]} if takes_part else {}
+    warnings = (Caveat("cudaMalloc", "3 calls", "raise --warmup"),) if takes_part else ()
+    measurement = Measurement("cuda_event", samples, 0.1)
+    config = RunConfig(workload="loop train").to_dict()
+    record = RunRecord("", config, "ok", measurement=measurement, results=results, warnings=warnings)
+    situation = Situation(ScriptPlan(), GPU, (record,), texts=(source,))
+    assert lever.unfit(situation) == (None if takes_part else IN_STEPS[name])
 
 
 DDP_OF_NET = "from torch.nn.parallel import DistributedDataParallel as DDP\nself.net = DDP(self.net)\n"

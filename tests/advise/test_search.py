@@ -241,6 +241,20 @@ def test_search_comes_back_to_a_gain_that_few_pairs_cannot_prove_if_time_is_left
     assert row["gain"] == pytest.approx(step_s(START) / step_s(replace(START, attention="sdpa_flash")), rel=0.05)
 
 
+def test_an_option_without_a_large_gain_in_its_first_pair_waits_for_the_others() -> None:
+    """On a host, attention gains little and is usual; bf16 gains much: it is proved before attention is decided."""
+    lines: list[str] = []
+    levers = {name: all_levers()[name] for name in ("attention_backend", "bf16")}
+    levers["attention_backend"] = replace(levers["attention_backend"], usual=0.9)
+    search = Search(Situation(START, CPU), levers, NoisyBench(5000.0), lines.append)
+    search.run()
+    tried = [line.split(":")[0].removeprefix("trying ") for line in lines if line.startswith("trying")]
+    rows = {row["change"]: row for row in search.answer().trials}
+    assert tried[0] == "attention_backend"
+    assert tried.index("bf16") < len(tried) - 1 - tried[::-1].index("attention_backend")
+    assert rows["precision bf16"]["status"] == "kept"
+
+
 def test_a_gain_near_the_noise_is_measured_in_pairs_that_alternate() -> None:
     bench = ModelledBench()
     start = replace(START, precision=Precision.BF16_PURE, optimizer="adamw_master", graph="step")

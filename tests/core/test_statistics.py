@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cs_systems.core import statistics as stats
+from cs_systems.core.validation import ConfigError
 
 DURATIONS = st.lists(st.floats(1e-7, 1e3), min_size=1, max_size=50)
 
@@ -408,3 +409,51 @@ def test_programs_with_one_process_show_no_variance_between_processes() -> None:
     shown = stats.pooled([[[[1.0]], [[1.1]]], [[[20.0]], [[22.0]], [[22.0]]]])
     assert shown.dof == 3
     assert shown.variance == pytest.approx(math.log(1.1) ** 2 * (1 / 2 + 2 / 3) / 3)
+
+
+def test_ratio_of_pairs_is_not_disturbed_by_what_slows_both_of_a_pair() -> None:
+    """The machine is 1.0 to 3.0 times as slow; B takes 0.9 of A's time, within 1%."""
+    slow, noise = (1.0, 3.0, 1.3, 2.2, 1.1, 1.7), (0.01, -0.01, 0.004, -0.003, 0.006, -0.007)
+    a, b = list(slow), [0.9 * each * math.exp(more) for each, more in zip(slow, noise, strict=True)]
+    found = stats.paired_ratio([y / x for x, y in zip(a, b, strict=True)])
+    assert found is not None
+    assert found.ratio == pytest.approx(0.9)
+    assumed = 2 * stats.BETWEEN_PROCESSES_SD**2
+    joined = (5 * statistics.variance(noise) + assumed) / 6
+    half = stats.student_t(0.975, 6) * math.sqrt(joined / 6)
+    assert (found.low, found.high) == pytest.approx((0.9 * math.exp(-half), 0.9 * math.exp(half)))
+    unpaired = stats.ratio_interval([[[x]] for x in a], [[[y]] for y in b])
+    assert unpaired.high is not None
+    assert found.high < 1 < unpaired.high
+
+
+def test_few_pairs_take_the_variance_of_others_unless_they_vary_far_more() -> None:
+    quiet = [[1.0, 1.02, 0.98], [1.5, 1.53, 1.47]]  # each about its own mean
+    assert stats.paired_ratio([0.9, 0.91]) is None
+    assert stats.paired_ratio([], others=quiet) is None
+    assert stats.paired_ratio([0.9], others=quiet[:1]) is None, "two degrees of freedom"
+    one, two = (stats.paired_ratio(each, others=quiet) for each in ([0.9], [0.9, 0.9]))
+    assert one is not None
+    assert two is not None
+    assert one.high < 1
+    assert two.high - two.low == pytest.approx((one.high - one.low) / math.sqrt(2), rel=0.15)
+    wild = stats.paired_ratio([0.5, 1.5], others=quiet)
+    assert wild is not None
+    assert wild.high / wild.low > 100, "by its own variance, of one degree of freedom"
+    with pytest.raises(ConfigError, match="above 0"):
+        stats.paired_ratio([0.0, 1.0], others=quiet)
+
+
+@pytest.mark.parametrize(("gain", "least", "most"), [(1.0, 0.0, 0.05), (1.5, 0.9, 1.0)])
+def test_pairs_on_a_drifting_machine_find_a_gain_and_invent_none(gain: float, least: float, most: float) -> None:
+    rng = np.random.default_rng(3)
+    found = []
+    for _ in range(300):
+        drift = np.cumsum(rng.normal(0, 0.05, 24)) + rng.normal(0, 0.1, 24)
+        first, second = drift[::2], drift[1::2]
+        ratios = np.exp(np.where(np.arange(12) % 2, first - second, second - first)) / gain
+        others = [list(np.exp(rng.normal(0, 0.14, 3))) for _ in range(3)]
+        shown = stats.paired_ratio(list(ratios), 0.95, others)
+        assert shown is not None
+        found.append(shown.high < 1)
+    assert least <= statistics.fmean(found) <= most

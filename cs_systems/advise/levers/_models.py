@@ -8,22 +8,23 @@ from collections.abc import Callable
 from typing import Any
 
 
-def at_optimizer(change: Callable[[Any], object]) -> Callable[[], bool]:
+def at_optimizer(change: Callable[[Any], bool | None]) -> Callable[[], bool]:
     """Call `change` with each model of every optimizer that the script makes from now on, once per model.
 
-    Returns the function that tells whether there was any.
+    It returns False if the model has nothing to change. Returns the function that tells whether any was changed.
     """
     from torch.optim import Optimizer
 
-    made, changed = Optimizer.__init__, set[int]()
+    made, met, changed = Optimizer.__init__, set[int](), set[int]()
 
     @functools.wraps(made)
     def followed(self: Any, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
         for model in models_of(self):
-            if id(model) not in changed:
-                changed.add(id(model))
-                change(model)
+            if id(model) not in met:
+                met.add(id(model))
+                if change(model) is not False:
+                    changed.add(id(model))
 
     Optimizer.__init__ = followed  # type: ignore[method-assign]
     return lambda: bool(changed)
@@ -38,3 +39,11 @@ def models_of(optimizer: Any) -> list[Any]:
     holding = [each for each in modules if any(id(parameter) in mine for parameter in each.parameters())]
     inside = {id(part) for each in holding for part in each.modules() if part is not each}
     return [each for each in holding if id(each) not in inside]
+
+
+def has_convolutions(model: Any) -> bool:
+    """Return whether a model has a convolution among its modules."""
+    from torch import nn
+
+    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+    return any(isinstance(each, kinds) for each in model.modules())

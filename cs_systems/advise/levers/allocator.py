@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from cs_systems.advise.lever import Lever, Option, ScriptChange, Situation
 
+NO_CALL = "no timed step calls cudaMalloc"
+
 
 def options(situation: Situation) -> Sequence[Option] | str:
     if not situation.on_gpu:
@@ -14,14 +16,13 @@ def options(situation: Situation) -> Sequence[Option] | str:
         return "it is set already"
     if situation.goal == "memory":
         return "it changes the reserved memory, and not the peak of what is allocated"
-    measurement = situation.record.measurement if situation.record else None
-    if measurement and not any(sample.device_mallocs for sample in measurement.timed):
-        return "no timed step calls cudaMalloc"
-    return [Option({"allocator": "expandable_segments"})]
+    return NO_CALL if situation.allocates is False else [Option({"allocator": "expandable_segments"})]
 
 
 def unfit(situation: Situation) -> str | None:
-    return None if situation.on_gpu else "a CPU's memory is not cached by PyTorch"
+    if not situation.on_gpu:
+        return "a CPU's memory is not cached by PyTorch"
+    return NO_CALL if situation.allocates is False else None
 
 
 VARIABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}

@@ -6,12 +6,18 @@ import gc
 
 from cs_systems.advise.edits import without_calls
 from cs_systems.advise.lever import Lever, ScriptChange, Situation
+from cs_systems.analysis.comparison.loop_findings import COLLECTIONS
 
 CALLS = ("gc.collect", "torch.cuda.empty_cache")
 
 
 def unfit(situation: Situation) -> str | None:
-    return None if any(f"{call}(" in situation.source for call in CALLS) else f"the script calls no {CALLS[0]}()"
+    if not any(f"{call}(" in situation.source for call in CALLS):
+        return f"the script calls no {CALLS[0]}()"
+    rows = COLLECTIONS.of(situation.record.results) if situation.record else ()
+    if situation.record and not situation.allocates and not any(row["is_called"] for row in rows):
+        return f"no timed step calls {CALLS[0]}() or cudaMalloc"
+    return None
 
 
 def hook() -> None:

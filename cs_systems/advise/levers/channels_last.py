@@ -8,7 +8,7 @@ from typing import Any
 
 from cs_systems.advise.edits import before_optimizer
 from cs_systems.advise.lever import Lever, ScriptChange, Situation
-from cs_systems.advise.levers._models import at_optimizer
+from cs_systems.advise.levers._models import at_optimizer, has_convolutions
 
 LINE = "{model}.to(memory_format=torch.channels_last)"
 
@@ -23,8 +23,9 @@ def unfit(situation: Situation) -> str | None:
 def hook() -> Callable[[], bool]:
     import torch
 
-    def order(model: Any) -> None:
+    def order(model: Any) -> bool:
         model.to(memory_format=torch.channels_last)
+        return has_convolutions(model)
 
     return at_optimizer(order)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from cs_systems.advise.edits import after_imports
 from cs_systems.advise.lever import Lever, ScriptChange, Situation
+from cs_systems.advise.levers._models import at_optimizer, has_convolutions
 
 LINE = "torch.backends.cudnn.benchmark = True"
 
@@ -14,10 +17,11 @@ def unfit(situation: Situation) -> str | None:
     return "the script sets it itself" if "cudnn.benchmark" in situation.source else None
 
 
-def hook() -> None:
+def hook() -> Callable[[], bool]:
     import torch
 
     torch.backends.cudnn.benchmark = True
+    return at_optimizer(has_convolutions)
 
 
 LEVER = Lever(

@@ -10,6 +10,7 @@ from cs_systems.advise.edits import calls, in_calls
 from cs_systems.advise.lever import Lever, Option, ScriptChange, Situation
 from cs_systems.config import Mode, RunConfig
 from cs_systems.core import plugins
+from cs_systems.core.phases import Phase
 
 
 def options(situation: Situation) -> Sequence[Option] | str:
@@ -32,7 +33,9 @@ OTHERS = ("foreach", "capturable", "differentiable")
 def unfit(situation: Situation) -> str | None:
     if "fused=" in situation.source:
         return "the script sets fused itself"
-    return None if calls(situation.source, FUSED) else f"the script makes no {', '.join(FUSED)}"
+    if not calls(situation.source, FUSED):
+        return f"the script makes no {', '.join(FUSED)}"
+    return None if situation.goal == "memory" else situation.too_short(Phase.OPTIMIZER, "the optimizer")
 
 
 def hook() -> Callable[[], bool]:

@@ -7,13 +7,19 @@ import re
 
 from cs_systems.advise.edits import after_imports
 from cs_systems.advise.lever import Lever, ScriptChange, Situation
+from cs_systems.analysis.comparison.loop_findings import COLLECTIONS
+from cs_systems.core.statistics import MINIMUM_EFFECT
 
 THRESHOLD = (50_000, 20, 100)
 LINES = ("gc.freeze()", f"gc.set_threshold{THRESHOLD}")
 
 
 def unfit(situation: Situation) -> str | None:
-    return "the script controls it itself" if re.search(r"\bgc\.", situation.source) else None
+    if re.search(r"\bgc\.", situation.source):
+        return "the script controls it itself"
+    rows = COLLECTIONS.of(situation.record.results) if situation.record else ()
+    shares = [row["time_s"] / row["total_s"] for row in rows if row["total_s"]]
+    return f"collections take {shares[0]:.1%} of the steps" if shares and shares[0] < MINIMUM_EFFECT else None
 
 
 def hook() -> None:

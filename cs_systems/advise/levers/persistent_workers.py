@@ -9,6 +9,7 @@ from typing import Any
 from cs_systems.advise.edits import Edit, all_calls, chained, in_calls
 from cs_systems.advise.lever import Lever, ScriptChange, Situation
 from cs_systems.advise.levers._loaders import NAMES, WAITS, has_workers, made_with, number_of
+from cs_systems.analysis.comparison.loop_findings import ITERATORS
 
 KEYWORD = "persistent_workers"
 
@@ -16,7 +17,11 @@ KEYWORD = "persistent_workers"
 def unfit(situation: Situation) -> str | None:
     if KEYWORD in situation.source:
         return "the script sets it itself"
-    return None if any(map(has_workers, all_calls(situation.source, NAMES))) else "the script has no workers"
+    if not any(map(has_workers, all_calls(situation.source, NAMES))):
+        return "the script has no workers"
+    if situation.record and not ITERATORS.of(situation.record.results):
+        return "no timed step starts the workers again"
+    return None
 
 
 def hook() -> Callable[[], bool]:
