@@ -57,11 +57,11 @@ class Distribution:
     steps: int
     calls: tuple[Collective, ...]
     computing: Intervals
-    searches: int = 0
-    search_s: float = 0.0
-    passes: int = 0
-    updates: int = 0
-    early: tuple[Collective, ...] = ()
+    searches: int
+    search_s: float
+    passes: int
+    updates: int
+    early: tuple[Collective, ...]
 
     def exposed_s(self, calls: Iterable[Collective]) -> float:
         """Return the time per step in which some of the calls run and the rank computes nothing."""

@@ -68,9 +68,9 @@ def _tables(profile: Profile) -> list[str]:
     trace = profile.trace
     has = {
         "kernels": bool(len(trace.kernels)),
-        "phases": bool(len(trace.kernels)) and profile.phase_coverage > 0,
-        "layers": bool(len(trace.kernels)) and profile.layer_coverage > 0,
-        "overlap": bool(len(trace.kernels)) and bool(is_collective(trace.kernels).any()),
+        "phases": profile.phase_coverage > 0,
+        "layers": profile.layer_coverage > 0,
+        "overlap": bool(is_collective(trace.kernels).any()),
         "ranges": bool(len(trace.ranges)),
     }
     return [name for name, there in has.items() if there]

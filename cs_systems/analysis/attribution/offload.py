@@ -63,8 +63,7 @@ def offload(profile: Profile) -> OffloadRow | None:
     down_s, up_s = (float(durations[own].sum()) for own in (to_host, to_device))
     less, more = sorted(float(sizes[own].sum()) for own in (to_host, to_device))
     wall_s = sum(step.end_s - step.start_s for step in profile.steps)
-    is_update = time_s > 0 and min(down_s, up_s) >= LEAST_COPIES * wall_s and more <= ALIKE * less
-    if not is_update:
+    if min(down_s, up_s) < LEAST_COPIES * wall_s or more > ALIKE * less:
         return None
     steps -= goes_on
     return {"time_s": time_s / steps, "to_host_s": down_s / steps, "to_device_s": up_s / steps}

@@ -34,6 +34,7 @@ import numpy as np
 from cs_systems.analysis.attribution.kernel_families import is_collective
 from cs_systems.analysis.attribution.places import attribute
 from cs_systems.analysis.attribution.profile import find_steps
+from cs_systems.analysis.attribution.sequence_numbers import route_of
 from cs_systems.config import ConfigError, Phase
 from cs_systems.core.range_names import COMMUNICATION, UNATTRIBUTED, meaning
 from cs_systems.core.statistics import ROUNDING_S, excess_s
@@ -343,7 +344,7 @@ def _computing_by_phase(trace: Trace, of: Streams) -> dict[str, Intervals]:
             if own.any():
                 found[phase] = Intervals(start_s[own], end_s[own])
         return found
-    places = attribute(trace).take(of.computed)
+    places = attribute(trace, route_of(trace)).take(of.computed)
     for phase in dict.fromkeys(place.phase for place in places.values):
         named = np.array([place.phase == phase for place in places.values])
         own = of.computed[named[places.codes]]

@@ -24,7 +24,7 @@ import numpy as np
 
 from cs_systems.analysis.attribution.inferred_phases import are_marked, inferred
 from cs_systems.analysis.attribution.kernel_families import is_collective
-from cs_systems.analysis.attribution.sequence_numbers import SequenceRoute, route_of
+from cs_systems.analysis.attribution.sequence_numbers import SequenceRoute
 from cs_systems.config import Phase
 from cs_systems.core.range_names import COMMUNICATION, FUSED, UNATTRIBUTED, meaning, refined
 from cs_systems.readers.forms.columns import Bools, Categorical, Floats, Ints, Ranges, Timeline
@@ -46,15 +46,11 @@ NOWHERE = Place(UNATTRIBUTED, UNATTRIBUTED, None)
 NOTHING_OPEN: Timeline[str] = Timeline(np.empty(0), np.empty(0), ())
 
 
-def attribute(trace: Trace, route: SequenceRoute | None = None) -> Categorical[Place]:
-    """Return the Place of each kernel of the trace, in order.
-
-    `route` is the trace's sequence route if known already.
-    """
+def attribute(trace: Trace, route: SequenceRoute | None) -> Categorical[Place]:
+    """Return the Place of each kernel of the trace, in order, with the help of its sequence route if there is one."""
     kernels = trace.kernels
     found = places_at(trace.ranges, kernels.thread, kernels.launch_start_s, trace.modules)
     places = {place: n for n, place in enumerate(found.values)}
-    route = route or route_of(trace)
 
     def change(which: Bools, **fields: Any) -> None:
         listed, own = list(places), found.codes[which]

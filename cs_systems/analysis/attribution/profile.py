@@ -160,7 +160,7 @@ def profile(
     has_kernel, incomplete, left_out = _launched_in(trace, chosen), None, list[Step]()
     faulty = _with_faults(trace, chosen)
     if len(chosen) == 1 and faulty.any() and (recorded := _up_to_the_last_kernel(trace, chosen[0])):
-        chosen, faulty, incomplete = [recorded], np.zeros(1, bool), _cut_short(trace)
+        chosen, faulty, incomplete = [recorded], ~faulty, _cut_short(trace)
     if faulty.any():
         whole = has_kernel & ~faulty
         incomplete = _how_incomplete(trace, chosen, faulty, are_left_out=bool(whole.any()))
@@ -297,16 +297,14 @@ def _until_idle(kernels: Kernels, steps: Sequence[Step]) -> tuple[list[Step], in
     An inference engine launches its kernels, and its range ends before they run. A step keeps its end where kernels of
     earlier steps still run at its start, because steady steps overlap in this way, and where more work is launched.
     """
-    if not steps or not kernels:
-        return [*steps], 0
     launched = kernels.launched_s
     order = np.argsort(launched)
-    until = np.maximum.accumulate(kernels.end_s[order])  # when all kernels up to this launch have ended
+    # when all kernels before a launch have ended
+    until = np.concatenate([[-math.inf], np.maximum.accumulate(kernels.end_s[order])])
     launched = launched[order]
     begins, ends = (np.array([step[edge] for step in steps]) for edge in (1, 2))
     first, beyond = np.searchsorted(launched, begins, "left"), np.searchsorted(launched, ends, "right")
-    alone = np.concatenate([[-math.inf], until])[first] <= begins
-    done = np.concatenate([[-math.inf], until])[beyond]
+    alone, done = until[first] <= begins, until[beyond]
     # work launched here stays outside of the step
     following = np.nextafter(np.append(launched, math.inf)[beyond], -math.inf)
     following = np.minimum(following, np.append(begins[1:], math.inf))

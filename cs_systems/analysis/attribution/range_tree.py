@@ -120,11 +120,11 @@ def _idle_in(profile: Profile) -> dict[tuple[str, ...], float] | None:
     edges = np.stack([gaps.start_s, gaps.end_s], axis=1).ravel()
     until = np.repeat(np.concatenate([[0.0], np.cumsum(gaps.end_s - gaps.start_s)]), 2)[1:-1]
     ranges, found = profile.trace.ranges, defaultdict[tuple[str, ...], float](float)
+    if not len(edges):
+        return found
     main = main_timeline(ranges)
     for thread, line in ranges.timelines.items():
         times = np.unique(np.concatenate([line.times[1:-1], main.times[1:-1]]))
-        if not len(edges) or len(times) < 2:
-            continue
         paths, codes = _open(ranges, thread, times[:-1])
         idle_s = np.bincount(codes, np.diff(np.interp(times, edges, until)), len(paths))
         for path, summed in zip(paths, idle_s.tolist(), strict=True):

@@ -14,15 +14,19 @@ import pytest
 
 from cs_systems.analysis.attribution.places import NOWHERE, Place, attribute
 from cs_systems.analysis.attribution.profile import profile
-from cs_systems.analysis.attribution.sequence_numbers import SequenceRoute
+from cs_systems.analysis.attribution.sequence_numbers import SequenceRoute, route_of
 from cs_systems.core.range_names import meaning
 from cs_systems.readers import read
-from cs_systems.readers.forms.columns import UNKNOWN
+from cs_systems.readers.forms.columns import UNKNOWN, Categorical
 from cs_systems.readers.forms.trace import Op, Ops, Trace
 from tests.recorded import AUTOGRAD, DATA, MAIN
 
 Event = dict[str, Any]
 WriteTrace = Callable[[Sequence[Event]], Path]
+
+
+def placed(trace: Trace) -> Categorical[Place]:
+    return attribute(trace, route_of(trace))
 
 
 def by_nsys_rule(path: Path, name: str) -> int:
@@ -39,7 +43,7 @@ def by_nsys_rule(path: Path, name: str) -> int:
 
 
 def test_real_export_attributes_every_kernel_to_one_place(nsys_trace: Trace, nsys_path: Path) -> None:
-    places = attribute(nsys_trace)
+    places = placed(nsys_trace)
     phases = Counter(place.phase for place in places)
     assert phases == {"forward": 264, "backward": 426, "optimizer": 24}
     assert sum(phases.values()) == 714
@@ -51,7 +55,7 @@ def test_real_export_attributes_every_kernel_to_one_place(nsys_trace: Trace, nsy
 
 @pytest.mark.parametrize("name", ["block 0", "block 3", "attention", "scores", "softmax", "value", "ffn"])
 def test_forward_layers_and_parts_match_nsys_projection(nsys_trace: Trace, nsys_path: Path, name: str) -> None:
-    places = attribute(nsys_trace)
+    places = placed(nsys_trace)
     if name.startswith("block"):
         found = sum(place.layer == name for place in places)
     elif name == "attention":
@@ -91,7 +95,7 @@ PHASES = ("forward", "backward", "optimizer")
 def test_backward_layers_follow_sequence_numbers(with_blocks: list[Event], write_trace: WriteTrace) -> None:
     """All blocks are equal, and so are their backward passes; the trace has ranges in forward only."""
     trace = read(write_trace(with_blocks))
-    places = attribute(trace)
+    places = placed(trace)
     backward = Counter(place.layer for place in places if place.phase == "backward")
     forward = Counter(place.layer for place in places if place.phase == "forward")
     assert forward["block 0"] == forward["block 1"] == forward["block 2"] == forward["block 3"] > 0
@@ -115,7 +119,7 @@ def test_autograd_thread_ranges_give_the_layer(export: Callable[..., Path]) -> N
         ],
         kernels=[("gemm", 2000 + 10 * n, 2005 + 10 * n, n) for n in range(1, 11)],
     )  # fmt: skip
-    assert list(attribute(read(path))) == [
+    assert list(placed(read(path))) == [
         Place("forward", "block 0", "attention.scores"),
         Place("forward", "block 0", "attention"),
         Place("forward", "block 0", None),
@@ -156,7 +160,7 @@ def test_module_paths_are_valid_range_names(export: Callable[..., Path]) -> None
         kernels=[("gemm", 2000 + 10 * n, 2005 + 10 * n, n) for n in range(1, 5)],
     )  # fmt: skip
     parts = ["attention.projections", "attention", "ffn", None]
-    assert list(attribute(read(path))) == [Place("forward", "block 3", part) for part in parts]
+    assert list(placed(read(path))) == [Place("forward", "block 3", part) for part in parts]
 
 
 def test_loss_and_optimizer_are_layers(export: Callable[..., Path]) -> None:
@@ -165,7 +169,7 @@ def test_loss_and_optimizer_are_layers(export: Callable[..., Path]) -> None:
         launches=[(20, 25, MAIN, 1), (220, 225, MAIN, 2)],
         kernels=[("nll_loss", 400, 405, 1), ("adam", 410, 415, 2)],
     )
-    assert list(attribute(read(path))) == [Place("loss", "loss", None), Place("optimizer", "optimizer", None)]
+    assert list(placed(read(path))) == [Place("loss", "loss", None), Place("optimizer", "optimizer", None)]
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,8 @@ def calls(*spans: tuple[str, float, float], sizes: Sequence[int] = (), busy: Seq
         for (name, start_s, end_s), size in zip(spans, sizes or [4 * MIB] * len(spans), strict=True)
     )
     at = np.array([*busy], float)
-    return Distribution(2, DDP, True, known.pop("steps", 1), made, union(at, at + 2.0**-20), **known)
+    fields = {"searches": 0, "search_s": 0.0, "passes": 0, "updates": 0, "early": (), **known}
+    return Distribution(2, DDP, True, fields.pop("steps", 1), made, union(at, at + 2.0**-20), **fields)
 
 
 def reduces(small: int, large: int, *, size: int = 1024, apart: bool = False, **known: Any) -> Any:

@@ -198,7 +198,8 @@ def sends(*sizes: int | None, wrapper: str = DDP, **known: Any) -> Evidence:
     calls = tuple(
         Collective(0, "all_reduce", "", 2, n, size, 0.01 * n, 0.01 * n + 2e-3, 0.0, {}) for n, size in enumerate(sizes)
     )
-    found = Distribution(2, wrapper, True, 1, calls, NOTHING, **{"passes": 1, "updates": 1, **known})
+    fields = {"searches": 0, "search_s": 0.0, "passes": 1, "updates": 1, "early": (), **known}
+    found = Distribution(2, wrapper, True, 1, calls, NOTHING, **fields)
     steps = [{"step": 0, "device": 0, "wall_s": 0.1, "busy_share": 0.98}]
     return Evidence({"steps": steps}, distribution=found)  # type: ignore[dict-item, list-item, typeddict-item]
 
