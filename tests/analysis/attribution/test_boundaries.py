@@ -21,6 +21,7 @@ from cs_systems.analysis.comparison.profiles import doubts
 from cs_systems.config import ConfigError
 from cs_systems.core.sources import Source
 from cs_systems.readers import read
+from cs_systems.readers.forms.trace import Op, Ops
 from tests.analysis.attribution.made import Made
 from tests.analysis.attribution.test_foreign import AUTOGRAD, MAIN, event, kernel, marked
 
@@ -70,13 +71,14 @@ def test_outermost_ranges_of_a_phase_that_touch_are_added() -> None:
     made = Made()
     for name, start_s, end_s in (
         *(("step", 1.0, 4.0), ("forward", 1.0, 1.5), ("forward", 1.5, 2.0), ("forward", 1.75, 2.0)),
-        *(("backward", 2.0, 3.5), ("backward", 3.75, 4.25), ("step", 4.0, 5.0)),  # one of two steps is of neither
+        *(("backward", 2.0, 3.5), ("backward", 3.75, 4.25)),  # one of two steps is of neither
+        *(("step", 4.0, 5.0), ("forward", 4.25, 4.5), ("backward", 4.5, 5.0)),
     ):
         made.range(name, start_s, end_s)
     for launched_s in (1.25, 2.25, 4.5):
         made.kernel("gemm", launched_s, launched_s + 0.25)
     (row,) = (row for row in tables.ratio(made.profile()) if row["measure"] == "wall time")
-    assert (row["forward_s"], row["backward_s"], row["backward_to_forward"]) == (1.0, 1.5, 1.5)
+    assert (row["forward_s"], row["backward_s"], row["backward_to_forward"]) == (0.625, 1.0, 1.6)
 
 
 def test_range_without_a_duration_is_no_step(write_trace: WriteTrace) -> None:
@@ -172,6 +174,51 @@ def test_twelve_ranges_are_offered_as_steps(write_trace: WriteTrace, names: int)
 # operators and sequence numbers
 
 
+def test_operator_in_no_range_has_no_caller() -> None:
+    made = Made()
+    made.operator("aten::mm", 0.0, 0.5)
+    made.kernel("gemm", 0.25, 0.5)
+    made.range("later", 1.0, 2.0)
+    assert [(row["caller"], row["callers"]) for row in operator_table.operators(made.profile())] == [(None, 0)]
+    made.operator("aten::add", 1.25, 1.5)
+    rows = {row["operator"]: (row["caller"], row["callers"]) for row in operator_table.operators(made.profile())}
+    assert rows == {"aten::mm": (None, 0), "aten::add": ("later", 1)}
+
+
+def test_operator_of_another_thread_launches_no_kernel_of_this_one() -> None:
+    """The other thread has the next number, and its operator is open at the launch."""
+    made = Made()
+    made.kernel("gemm", 1.0, 1.5)
+    operators = [Op("aten::mm", 0.0, 2.0, MAIN, 1, 0), Op("aten::mm", 0.5, 2.0, MAIN + 1, 2, 0)]
+    route = route_of(replace(made.trace(), ops=Ops.of(operators)))
+    assert route is not None
+    assert route.forward_numbers(np.array([0])) == [(MAIN, 1)]
+
+
+@pytest.mark.parametrize(("start_s", "is_of"), [(0.75, ("forward",)), (1.0, ("forward",)), (1.125, ())])
+def test_forward_operator_begins_no_later_than_its_backward(start_s: float, is_of: tuple[str, ...]) -> None:
+    """Operators of another number tell which thread ran forward."""
+    made = Made()
+    made.range("forward", 0.0, 1.5)
+    made.kernel("gemm", 1.25, 1.5, thread=AUTOGRAD)
+    operators = [
+        Op("aten::mm", 0.25, 0.5, MAIN, 1, 0), Op("aten::mm", start_s, start_s + 0.125, MAIN, 2, 0),
+        Op("MmBackward0", 1.0, 1.5, AUTOGRAD, 2, 1), Op("MmBackward0", 2.0, 2.5, AUTOGRAD, 1, 1),
+    ]  # fmt: skip
+    route = route_of(replace(made.trace(), ops=Ops.of(operators)))
+    assert route is not None
+    assert route.forward_ranges(np.array([0])) == [is_of]
+
+
+def test_operator_that_begins_with_a_backward_one_does_not_show_its_forward_thread() -> None:
+    made = Made()
+    made.kernel("gemm", 1.25, 1.5, thread=AUTOGRAD)
+    operators = [Op("aten::mm", 1.0, 1.125, MAIN, 1, 0), Op("MmBackward0", 1.0, 1.5, AUTOGRAD, 1, 1)]
+    route = route_of(replace(made.trace(), ops=Ops.of(operators)))
+    assert route is not None
+    assert route.forward_numbers(np.array([0])) == [None]
+
+
 @pytest.mark.parametrize(("operators", "more"), [(50, None), (51, "1 more operators"), (53, "3 more operators")])
 def test_fifty_operators_are_kept(write_trace: WriteTrace, operators: int, more: str | None) -> None:
     events = [marked("step", 0, 1000), *kernel("gemm", 20, 30, launched=5)]
@@ -253,7 +300,7 @@ def test_layer_coverage_that_differs_by_5_percent_is_a_doubt(
     ("calls", "drawn"),
     [
         ([500_000, 500_000], [0, 1]), ([500_000, 500_001], [0]), ([1_000_001, 1, 1], [1]), ([1, 1_000_000, 1], [1]),
-        ([1, 999_998, 1], [0, 1, 2]),
+        ([1, 999_998, 1], [0, 1, 2]), ([400_000, 400_000, 100_000, 400_000, 400_000], [1, 2, 3]),
     ],
 )  # fmt: skip
 def test_page_draws_at_most_a_million_kernels(write_trace: WriteTrace, calls: list[int], drawn: list[int]) -> None:
@@ -262,7 +309,7 @@ def test_page_draws_at_most_a_million_kernels(write_trace: WriteTrace, calls: li
         events += [marked("step", 100 * n, 100 * n + 50), *kernel("gemm", 100 * n + 10, 100 * n + 20, 100 * n + 5)]
     made = profile(read(write_trace(events)))
     many = {key: sums._replace(calls=count) for (key, sums), count in zip(made.by_step.items(), calls, strict=True)}
-    assert timeline.drawn_steps(replace(made, by_step=many), drawn[0] if len(drawn) < 3 else 1) == drawn
+    assert timeline.drawn_steps(replace(made, by_step=many), drawn[len(drawn) // 2]) == drawn
 
 
 def test_steps_by_phases_go_from_forward_to_the_last_phase(write_trace: WriteTrace) -> None:

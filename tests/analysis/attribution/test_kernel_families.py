@@ -198,4 +198,5 @@ def test_short_name_keeps_the_operation(name: str, short: str) -> None:
 
 def test_scopes_that_are_kernels_are_shortened() -> None:
     assert short_scope("· · _Z12add_parallelPfS_i") == "· · add_parallel"
+    assert short_scope("_Z12add_parallelPfS_i") == "add_parallel"
     assert short_scope("· a::b_Z3abc") == "· a::b_Z3abc"

@@ -17,7 +17,7 @@ from cs_systems.analysis.attribution.recomputed import Recomputed, recomputed
 from cs_systems.analysis.attribution.slow_steps import Beyond, _named_times, beyond
 from cs_systems.analysis.attribution.step_growth import Growing, growing, grows_alike
 from cs_systems.analysis.attribution.usual_steps import Apart, Usual
-from cs_systems.readers.forms.trace import Step
+from cs_systems.readers.forms.trace import Ops, Step
 from tests.analysis.attribution.made import ADD, FLASH, PRODUCT, Made
 
 # slow steps
@@ -336,6 +336,18 @@ def test_kernels_inside_a_checkpoint_s_node_alone_are_recomputed() -> None:
     assert recomputed(replace(made.profile("step"), trace=Made().trace())) == Recomputed(0.0)
 
 
+def test_operator_outside_of_the_last_checkpoint_is_not_recomputed() -> None:
+    """The trace may have no operator with a sequence number."""
+    made = Made()
+    made.operator("aten::mm", 0.0, 1.0)
+    made.operator("CheckpointFunctionBackward", 2.0, 3.0)
+    for start in (0.5, 2.5):
+        made.kernel(PRODUCT, start, start + 0.5)
+    found = made.profile()
+    for ops in (None, Ops.of([])):
+        assert recomputed(replace(found, trace=replace(found.trace, ops=ops))) == Recomputed(0.5)
+
+
 # updates by the CPU
 
 
@@ -419,6 +431,87 @@ def test_update_on_the_cpu_goes_on_after_the_end_of_its_step() -> None:
         made.copy("HtoD pageable", begin + 10, begin + 11)
     found = offload(made.profile("step"))
     assert found == {"time_s": 8.0, "to_host_s": 1.0, "to_device_s": 1.0}
+
+
+def working(*busy: tuple[float, float], steps: Sequence[float], gap: str = "optimizer") -> Made:
+    """Return a program that computes in these times of steps that end at others, with a range in each gap."""
+    made = Made()
+    for start, end in zip((0.0, *steps), steps, strict=False):
+        made.range("step", start, end)
+    for start, end in busy:
+        made.range("forward", start, end)
+        made.kernel(PRODUCT, start, end)
+    for start, end in zip((0.0, *(end for _, end in busy)), (*(start for start, _ in busy), steps[-1]), strict=True):
+        made.range(gap, start, end)
+    return made
+
+
+def offloaded(made: Made, *copies: tuple[str, float, float]) -> tuple[float, float, float] | None:
+    for direction, start, end in copies:
+        made.copy(f"{direction} pageable", start, end, round((end - start) * 2**20))
+    found = offload(made.profile("step"))
+    return found and (found["time_s"], found["to_host_s"], found["to_device_s"])
+
+
+@pytest.mark.parametrize(
+    ("down", "up", "found"),
+    [
+        ((2.5, 2.75), (3.0, 3.25), (2.0, 0.25, 0.25)),
+        ((3.0, 3.25), (3.0, 3.25), (2.0, 0.25, 0.25)),  # at once
+        ((1.75, 2.25), (3.0, 3.25), None),  # half of it before the gap
+        ((2.5, 2.75), (3.75, 4.25), None),  # half of it after the gap
+        ((2.5, 2.54), (3.0, 3.04), (2.0, 0.04, 0.04)),  # a hundredth of the step
+    ],
+)
+def test_copies_of_an_update_begin_in_turn_and_lie_in_the_gap(
+    down: tuple[float, float], up: tuple[float, float], found: tuple[float, ...] | None
+) -> None:
+    made = working((0.0, 2.0), steps=[4.0])
+    assert offloaded(made, ("DtoH", *down), ("HtoD", *up)) == (found and pytest.approx(found))
+
+
+@pytest.mark.parametrize(
+    ("down_s", "up_s", "is_update"), [(1.0, 1.0, True), (0.96875, 1.0, False), (1.0, 0.96875, False)]
+)
+def test_copies_of_exactly_a_hundredth_of_the_steps_are_an_update(down_s: float, up_s: float, is_update: bool) -> None:
+    made = working((0.0, 50.0), steps=[100.0])
+    assert (offloaded(made, ("DtoH", 60.0, 60.0 + down_s), ("HtoD", 70.0, 70.0 + up_s)) is not None) is is_update
+
+
+@pytest.mark.parametrize(("gap_s", "is_update"), [(1e-3, False), (1.01e-3, True)])
+def test_gap_of_an_update_is_longer_than_a_millisecond(gap_s: float, is_update: bool) -> None:
+    made = working((gap_s, 0.01), steps=[0.01])
+    assert (offloaded(made, ("DtoH", 1e-4, 4e-4), ("HtoD", 5e-4, 8e-4)) is not None) is is_update
+
+
+def test_copies_of_no_bytes_are_compared_by_their_times() -> None:
+    made = working((0.0, 2.0), steps=[4.0])
+    for direction, start, size in (("DtoH", 2.5, 1), ("HtoD", 3.0, 100), ("HtoD", 1.0, 0)):
+        made.copy(f"{direction} pageable", start, start + 0.25, size)
+    assert offload(made.profile("step")) == {"time_s": 2.0, "to_host_s": 0.25, "to_device_s": 0.25}
+
+
+def test_program_without_backward_or_optimizer_updates_nothing() -> None:
+    copies = ("DtoH", 2.5, 2.75), ("HtoD", 3.0, 3.25)
+    assert offloaded(working((0.0, 2.0), steps=[4.0], gap="other"), *copies) is None
+    made = working((0.0, 2.0), steps=[4.0], gap="other")
+    made.range("backward", 1.0, 2.0)
+    made.kernel(PRODUCT, 1.5, 2.0)
+    assert offloaded(made, *copies) == (2.0, 0.25, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("busy", "time_s"),
+    [([(1.0, 3.0), (5.0, 7.0), (9.0, 11.0)], 2.0), ([(1.0, 3.0), (4.0, 7.0), (9.0, 11.0)], 1.5)],
+    ids=["after each step", "after the second step"],
+)
+def test_updates_that_go_on_in_the_next_step_count_in_all_but_the_last(
+    busy: Sequence[tuple[float, float]], time_s: float
+) -> None:
+    copies = [
+        one for end in (3.0, 7.0, 11.0) for one in (("DtoH", end + 0.25, end + 0.5), ("HtoD", end + 0.5, end + 0.75))
+    ]
+    assert offloaded(working(*busy, steps=[4.0, 8.0, 12.0]), *copies) == (time_s, 0.25, 0.25)
 
 
 @pytest.mark.parametrize(("copy_s", "is_update"), [(0.0651, True), (0.0649, False)])

@@ -13,6 +13,8 @@ from cs_systems.analysis.attribution.profile import Profile, profile
 from cs_systems.cli import main
 from cs_systems.config import ConfigError
 from cs_systems.readers import read
+from cs_systems.readers.forms.modules import Modules
+from tests.analysis.attribution.made import Made
 from tests.analysis.attribution.test_foreign import AUTOGRAD, event, kernel, marked
 
 WriteTrace = Callable[[Sequence[dict[str, Any]]], Path]
@@ -214,3 +216,13 @@ def test_missing_file_of_names_is_refused_with_its_path(tmp_path: Path) -> None:
 
 def test_known_names_have_meanings() -> None:
     assert {habit.means for habit in built_in()} <= {*MEANINGS}
+
+
+@pytest.mark.parametrize("name", ["aten::mm", "layers.0"])
+def test_operators_and_modules_are_no_ranges_of_a_phase(name: str) -> None:
+    found = Made()
+    for each in ("fwd", "aten::mm", "layers.0"):
+        found.range(each, 0.0, 1.0)
+    trace = found.trace(modules=Modules([{"path": "layers.0", "range": "layers.0"}]))
+    with pytest.raises(ConfigError, match=r"matches no range of the trace \(operators and modules do not count\)"):
+        with_habits([trace], [f"forward={name}"])

@@ -13,11 +13,12 @@ from cs_systems.analysis.attribution.host_gaps import host_gap_rows
 from cs_systems.analysis.attribution.inferred_phases import inferred
 from cs_systems.analysis.attribution.kernel_families import scores_of_attention
 from cs_systems.analysis.attribution.phase_gaps import launch_waits_s
-from cs_systems.analysis.attribution.tables import _unsplit_backward
+from cs_systems.analysis.attribution.tables import Ceilings, Costs, _unsplit_backward, _whole_phases, phases
 from cs_systems.analysis.attribution.timeline import _longest
 from cs_systems.analysis.attribution.usual_steps import usual_steps
 from cs_systems.config import Phase
 from cs_systems.core.range_names import COMMUNICATION
+from cs_systems.formulas.cost import PhaseCost
 from cs_systems.readers.forms.columns import Range
 from tests.analysis.attribution.made import ADD, PRODUCT, Made
 
@@ -32,6 +33,13 @@ def test_kernel_of_a_quarter_of_the_softmax_accesses_its_scores(ticks: int, acce
         made.kernel(name, at_s, at_s + lasts * TICK_S)
         at_s += lasts * TICK_S
     assert scores_of_attention(made.trace().kernels).tolist() == [False, accesses, True, False]
+
+
+def test_softmax_before_all_products_is_of_no_attention() -> None:
+    made = Made()
+    for number, name in enumerate(("softmax_warp_forward", PRODUCT, PRODUCT)):
+        made.kernel(name, number, number + 0.5)
+    assert not scores_of_attention(made.trace().kernels).any()
 
 
 @pytest.mark.parametrize(("launched_s", "silent_s"), [(SILENT_S, []), (2 * SILENT_S, [2 * SILENT_S])])
@@ -115,3 +123,19 @@ def test_device_waits_for_the_launches_of_a_phase_in_the_gaps_before_its_kernels
     made = Made()
     made.kernel(ADD, 0.0, 1.0)
     assert launch_waits_s(made.profile(), "forward") == 0.0
+
+
+@pytest.mark.parametrize(("flops", "share"), [(2.0**20, 1.0), (2.0**20 + 1, None)])
+def test_family_reaches_its_ceiling_and_does_not_exceed_it(flops: int, share: float | None) -> None:
+    made = Made()
+    made.range("forward", 0.0, 1.0)
+    made.kernel(PRODUCT, 0.25, 0.5)
+    cost = PhaseCost(int(flops), int(flops), 0)
+    costs = Costs({("forward", "matmul"): cost}, Ceilings(2.0**22, 2.0**40))
+    assert [row["ceiling_share"] for row in phases(made.profile(), costs)] == [None, share]
+
+
+@pytest.mark.parametrize(("families", "brief"), [(["all", "matmul"], []), (["all", "matmul", "all"], ["all", "all"])])
+def test_brief_table_of_phases_has_whole_phases_if_there_are_several(families: list[str], brief: list[str]) -> None:
+    rows: Any = [{"family": family} for family in families]
+    assert [row["family"] for row in _whole_phases(rows)] == brief

@@ -7,11 +7,15 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cs_systems.analysis.attribution.memory_ranges import memory_ranges
 from cs_systems.config import ConfigError
 from cs_systems.readers import read
+from cs_systems.readers.forms.trace import Allocations
+from tests.analysis.attribution.made import MAIN as MADE
+from tests.analysis.attribution.made import Made
 from tests.recorded import AUTOGRAD, MAIN
 
 Export = Callable[..., Path]
@@ -90,3 +94,11 @@ def test_calls_of_another_process_or_outside_steps_give_no_row(export: Export) -
 def test_trace_without_memory_events_names_the_option(export: Export) -> None:
     with pytest.raises(ConfigError, match=r"has no memory events; record with nsys and --cuda-memory-usage=true"):
         memory_ranges(read(export()))
+
+
+def test_single_bytes_are_counted_and_requests_for_none_are_not() -> None:
+    made = Made()
+    made.range("step", 1.0, 2.0)
+    changes = Allocations(np.array([1.25, 1.5, 1.75]), np.full(3, MADE), np.array([1, 0, -1]))
+    (row,) = memory_ranges(made.trace(allocations=changes))
+    assert (row["allocations"], row["allocated_bytes"], row["freed_bytes"], row["change_bytes"]) == (1, 1, 1, 0)

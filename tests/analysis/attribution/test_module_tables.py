@@ -17,6 +17,7 @@ from cs_systems.analysis.attribution.profile import Profile, profile
 from cs_systems.analysis.attribution.tables import Ceilings, Costs
 from cs_systems.readers import read
 from cs_systems.readers.forms.modules import Modules
+from tests.analysis.attribution.made import Made
 from tests.analysis.attribution.test_foreign import kernel, marked
 
 WriteTrace = Callable[[Sequence[dict[str, Any]]], Path]
@@ -193,3 +194,27 @@ def test_without_kernels_no_module_has_a_time(write_trace: WriteTrace) -> None:
     found = profile(replace(read(write_trace(events)), modules=Modules(MODULES)))
     assert not found.trace.kernels
     assert module_tables.modules(found) == module_tables.tree(found) == []
+
+
+def test_notes_of_an_empty_table_say_what_is_missing() -> None:
+    made = Made()
+    made.range("forward", 0.0, 1.0)
+    made.kernel("gemm", 0.25, 0.5)
+    assert module_tables.notes("tree", made.profile(), []) == [module_tables.why_nothing(made.profile())]
+    made.range("block 0", 0.0, 1.0)
+    assert module_tables.notes("tree", made.profile(), []) == ["the trace has no table of modules"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("classes", ["the time of a class is that of its modules without the modules inside them"]),
+        ("tree", ["the time of a module includes the modules inside it; its own time does not"]),
+        ("modules", ["the time of a module includes the modules inside it; its own time does not"]),
+        ("blocks", []),
+    ],
+)
+def test_notes_say_what_a_module_s_time_includes(name: str, said: list[str]) -> None:
+    made = Made()
+    made.range("forward", 0.0, 1.0)
+    assert module_tables.notes(name, made.profile(), [{}]) == ["0.0% of the kernel time belongs to a module", *said]

@@ -87,6 +87,15 @@ def test_shorter_period_counts_if_it_explains_nearly_as_much(share: float, perio
     assert found.share == pytest.approx(1.0 if period == 32 else share)
 
 
+def test_period_that_explains_exactly_as_much_does_not_replace_a_shorter_one() -> None:
+    codes = np.array(([*range(8)] * 3 + [*range(8, 16)]) * 3)
+    time_s = np.zeros(len(codes))
+    time_s[[0, 24]] = 98.0, 2.0
+    found = repetition(codes, time_s, codes == 1)
+    assert found is not None
+    assert (found.period, found.share) == (8, 0.98)
+
+
 @pytest.mark.parametrize(
     ("others", "confidence"), [(4, "high"), (5, "medium"), (15, "medium"), (17, None)]
 )  # beside 24 kernels in blocks, as long as they
@@ -199,6 +208,7 @@ def test_step_times_that_disagree_by_3_percent_give_a_warning() -> None:
 
     limit = 0.03
     assert warned((0, limit * 0.999, 1 + limit * 0.999), (1, -limit * 0.999, 1 - limit * 0.999), (2, 0.0, None)) == []
+    assert warned((0, limit, None), (1, -limit, None)) == []
     (found,) = warned((0, limit * 1.001, None), (1, -limit * 2, None), (1, limit * 1.5, None), (2, 0.0, None))
     assert f"differ by over {limit:.0%} in 2 of 3 steps, most in step 1 (-{2 * limit:.1%})" in found
     for event_s in (1 + limit * 1.001, 1 - limit * 1.001):

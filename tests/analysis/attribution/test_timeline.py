@@ -15,6 +15,9 @@ from cs_systems.analysis.attribution.profile import Profile, profile
 from cs_systems.analysis.attribution.tables import TABLES
 from cs_systems.analysis.attribution.timeline import median_step, results, view
 from cs_systems.readers import read
+from cs_systems.readers.forms.columns import UNKNOWN, Range
+from cs_systems.readers.forms.modules import Modules
+from tests.analysis.attribution.made import Made
 from tests.recorded import AUTOGRAD, MAIN
 
 
@@ -141,3 +144,25 @@ def test_results_have_every_table_with_notes(nsys_profile: Profile) -> None:
     made = results(nsys_profile)
     assert set(made) == {*TABLES, "notes"}
     assert {"table": "layers", "note": nsys_profile.coverage} in made["notes"]
+
+
+def test_main_thread_comes_first_and_launches_may_take_no_time() -> None:
+    made = Made()
+    made.ranges.append(Range("loader", 0.0, 2.0, AUTOGRAD))
+    made.range("step", 0.0, 1.0)
+    made.range("forward", 0.375, 0.75)
+    made.kernel("gemm", 0.5, 0.75, launching_s=0.0, stream=UNKNOWN)
+    shown = view(made.profile("step"))
+    assert [lane["main"] for lane in shown["threads"]] == [True, False]
+    assert [(one["stream"], one["launching"]) for one in shown["streams"]] == [(None, [0])]
+
+
+def test_range_that_is_no_module_has_the_layer_of_its_name() -> None:
+    made = Made()
+    for name in ("step", "layers.0", "block 1"):
+        made.range(name, 0.0, 1.0)
+    made.kernel("gemm", 0.5, 0.75)
+    row = {"path": "layers.0", "class": "Block", "range": "layers.0", "layer": "block 0", "part": None}
+    shown = view(made.profile("step", modules=Modules([row])))["ranges"]
+    layers = dict(zip(shown["name"], shown["layer"], strict=True))
+    assert layers == {"step": None, "layers.0": "block 0", "block 1": "block 1"}
