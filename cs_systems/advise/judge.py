@@ -167,11 +167,13 @@ def mean_s(record: RunRecord) -> float | None:
 def is_uneven(record: RunRecord) -> bool:
     """Return whether some steps do what others do not, such as an evaluation, in a notable part of a loop's time.
 
-    It is at a known place of the loop's code, or calls gc.collect; other slow steps may be noise.
+    It is at a known place of the loop's code, calls gc.collect, or compiles; other slow steps may be noise.
     """
     rows = [row for row in SLOW_STEPS.of(record.results) if row.get("place") and row["steps"] > 1]
     called = [row for row in COLLECTIONS.of(record.results) if row["is_called"] and 1 < row["in_steps"] < row["steps"]]
     shares = [(row["extra_s"], row["total_s"]) for row in rows] + [(row["time_s"], row["total_s"]) for row in called]
+    timed = record.measurement.timed if record.measurement else ()
+    shares.append((sum(sample.compile_s or 0.0 for sample in timed), sum(sample.wall_s for sample in timed)))
     return any(total_s and extra_s >= UNEVEN * total_s for extra_s, total_s in shares)
 
 

@@ -88,6 +88,10 @@ class _Compared:
     of_base: list[RunRecord] = field(default_factory=list)
     pairs: list[tuple[RunRecord, RunRecord]] = field(default_factory=list)
 
+    def is_open(self, base: Cell, cell: Cell) -> bool:
+        """Return whether it is of these cells, and may have further pairs."""
+        return (self.base, self.cell) == (base, cell) and len(self.records) < MANY_PAIRS
+
 
 @dataclass(eq=False)
 class _Trial:
@@ -390,10 +394,12 @@ class Search:
     def compared_with_start(self, cell: Cell) -> Judgement | None:
         """Return the judgement of a cell compared with the start, in as many pairs as the time allows.
 
-        None if one fails.
+        None if one fails. The pairs of a trial of the same two cells are the first of them: their errors are divided.
         """
         whole, began_s = None, self.bench.spent_s()
-        for pair, found in enumerate(self._pairs(self._comparison(self.start, cell)), 1):
+        of_trial = [] if self._is_steady else [one for one in self._comparisons if one.is_open(self.start, cell)]
+        compared = of_trial[-1] if of_trial else self._comparison(self.start, cell)
+        for pair, found in enumerate(self._pairs(compared), 1):
             if isinstance(found, str):
                 return whole
             whole = found

@@ -11,7 +11,7 @@ from statistics import mean, median
 
 from cs_systems.config import RunConfig
 from cs_systems.core import statistics
-from cs_systems.core.caveats import Caveat, GraphBreakRow, broken_graph, caveat, no_number
+from cs_systems.core.caveats import SHARED, Caveat, GraphBreakRow, broken_graph, caveat, no_number
 from cs_systems.core.step_kinds import step_kinds
 from cs_systems.core.units import counted
 from cs_systems.record import Environment, Measurement
@@ -159,4 +159,4 @@ def _machine(m: Measurement, before: Environment, after: Environment) -> Iterato
         )
     others = max(before.other_processes or 0, after.other_processes or 0)
     if others:
-        yield caveat("shared-gpu", f"{counted(others, 'other process', 'other processes')} used the GPU")
+        yield caveat(SHARED, f"{counted(others, 'other process', 'other processes')} used the GPU")

@@ -122,6 +122,7 @@ def recomputed(share: float) -> Caveat:
 
 
 UNEVEN = ("mixed-steps", "mixed-batches")  # steps do different work: a known cause of spread
+SHARED = "shared-gpu"  # other processes used the GPU
 
 
 def mixed_batches(what: str) -> Caveat:

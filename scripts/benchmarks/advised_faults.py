@@ -7,13 +7,15 @@ same time. A fault counts as mended if one of its levers is kept and the gain of
 at the end, excludes 1. The diff counts as right if it changes the program, runs in a copy (`--apply-patch`) and no kept
 lever with a patch is left to be written by hand; a lever that is a variable needs none. A healthy program counts as
 right if nothing is kept, or if the interval of the whole gain excludes 1: a program without a fault may still become
-faster. Output: a markdown table: program, kept levers, whole gain with its interval, gain of the diff, verdict.
-Committed: profiles/diagnosis_truth/advised.md. For a quiet machine; about --budget for each program. With
---jobs, several searches run at once, each on cores of its own; --save keeps what each printed.
+faster.
+Output: a markdown table: program, time and CPU cores of its search, kept levers, whole gain with its interval, gain of
+the diff, verdict. Committed: profiles/diagnosis_truth/advised.md. For a quiet machine; about --budget for each program.
+With --jobs, several searches run at once, each on cores of its own; --save keeps what each printed.
 
     python scripts/benchmarks/advised_faults.py
     python scripts/benchmarks/advised_faults.py --programs anomaly_mode healthy_plain --budget 60s --output table.md
-    python scripts/benchmarks/advised_faults.py --jobs 14 --budget 200s  # on 42 cores or more
+    python scripts/benchmarks/advised_faults.py --jobs 14 --budget 200s --json a.json  # on 42 cores or more
+    python scripts/benchmarks/advised_faults.py --show a.json b.json  # rows of later files replace earlier ones
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -42,7 +44,7 @@ LEVERS = {
     "archive_opened_per_item": ("data_loader",),
     "checkpoint_not_reentrant": ("checkpointing",),
     "checkpoint_reentrant": ("checkpointing",),
-    "compile_counter_in_module": ("dynamic_shapes",),
+    "compile_counter_in_module": ("dynamic_integers",),
     "compile_each_length": ("dynamic_shapes",),
     "decode_in_getitem": ("data_loader",),
     "gc_collect_each_step": ("called_collections",),
@@ -61,7 +63,7 @@ LEVERS = {
     "lengths_compiled_anew": ("dynamic_shapes",),
     "own_norm_and_activation": ("compile",),
     "recomputes_with_room": ("checkpointing",),
-    "small_layers_eager": ("compile",),
+    "small_layers_eager": ("reduce_overhead", "compile"),
     "workers_started_each_epoch": ("persistent_workers",),
 }
 HEALTHY = ("healthy_accumulation", "healthy_augmentations", "healthy_lstm", "healthy_plain", "healthy_two_optimizers")
@@ -74,11 +76,14 @@ DIFF = re.compile(r"^the diff, in a copy of the folder: (?:no sure gain: )?([\d.
 class Searched:
     """Answer of the search in one program.
 
-    gain, low, high: of all kept levers; of_diff: of the diff alone. is_complete: whether the diff and the variables
-    have all kept levers. error: the reason if there is no answer.
+    budget, cores: the time of the search, and how many CPU cores it had. gain, low, high: of all kept levers. of_diff:
+    of the diff alone. is_complete: whether the diff and the variables have all kept levers. error: the reason if there
+    is no answer.
     """
 
     program: str
+    budget: str
+    cores: int
     kept: tuple[str, ...]
     gain: float | None
     low: float | None
@@ -128,14 +133,20 @@ def search(program: str, budget: str, cores: list[int], save: Path | None) -> Se
             (save / f"{program}.txt").write_text(done.stdout + done.stderr)
         file = Path(folder) / "out" / "advice.json"
         if not file.exists():
-            return Searched(program, (), None, None, None, None, False, (done.stderr.splitlines() or [""])[-1])
+            reason = (done.stderr.splitlines() or [""])[-1]
+            return Searched(program, budget, len(cores) or all_cores(), (), None, None, None, None, False, reason)
         advice = json.loads(file.read_text())
     whole = advice["whole"] or {}
     gain, low, high = (1 / end if (end := whole.get(name)) else None for name in ("ratio", "high", "low"))
     kept = tuple(row["lever"] for row in advice["waterfall"] if row["status"] == "kept")
     of_diff = DIFF.search(done.stdout)
     has_all = BY_HAND not in done.stdout and bool(of_diff or not advice["diff"])
-    return Searched(program, kept, gain, low, high, float(of_diff[1]) if of_diff else None, has_all)
+    diff_gain = float(of_diff[1]) if of_diff else None
+    return Searched(program, budget, len(cores) or all_cores(), kept, gain, low, high, diff_gain, has_all)
+
+
+def all_cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 @contextmanager
@@ -156,7 +167,7 @@ def programs() -> list[str]:
     return names if torch.cuda.is_available() else [name for name in names if place(name).parent.name != "gpu"]
 
 
-def table(found: list[Searched], budget: str, cores: int) -> str:
+def table(found: list[Searched]) -> str:
     of_faults = [one for one in found if one.program in LEVERS]
     mended = sum(one.verdict == "mended" for one in of_faults)
     healthy = [one for one in found if one.program not in LEVERS]
@@ -165,18 +176,18 @@ def table(found: list[Searched], budget: str, cores: int) -> str:
         "# Planted faults, searched by advise",
         "",
         f"{mended} of {len(of_faults)} faults are mended, of {len(LEVERS)} that have a lever; nothing unproved "
-        f"is kept for {right} of {len(healthy)} healthy programs. Each search has {budget} and "
-        f"{cores} CPU core{'s' if cores > 1 else ''}.",
+        f"is kept for {right} of {len(healthy)} healthy programs.",
         "",
-        "| program | kept | whole gain | interval | the diff alone | verdict |",
-        "| --- | --- | ---: | ---: | ---: | --- |",
+        "| program | budget | cores | kept | whole gain | interval | the diff alone | verdict |",
+        "| --- | ---: | ---: | --- | ---: | ---: | ---: | --- |",
     ]
     for one in found:
         interval = f"{one.low:.2f} … {one.high:.2f}" if one.low and one.high else ""
         gains = (f"{value:.2f}" if value else "" for value in (one.gain, one.of_diff))
         of_all, of_diff = gains
         kept = ", ".join(one.kept) or "nothing"
-        lines.append(f"| {one.program} | {kept} | {of_all} | {interval} | {of_diff} | {one.verdict} |")
+        cells = (one.program, one.budget, one.cores, kept, of_all, interval, of_diff, one.verdict)
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
 
 
@@ -186,8 +197,15 @@ def main() -> None:
     parser.add_argument("--budget", default="80s", help="time of each search")
     parser.add_argument("--output", type=Path, default=COMMITTED)
     parser.add_argument("--jobs", type=int, default=1, help="searches at once, each on its own cores")
+    parser.add_argument("--json", type=Path, help="file for the answers, from which --show makes the table")
+    parser.add_argument("--show", type=Path, nargs="+", help="search nothing; make the table of these files")
     parser.add_argument("--save", type=Path, help="folder for what each search printed")
     args = parser.parse_args()
+    if args.show:
+        rows = {row["program"]: row for file in args.show for row in json.loads(file.read_text())}
+        names = [name for name in (*LEVERS, *HEALTHY) if name in rows]
+        args.output.write_text(table([Searched(**rows[name] | {"kept": (*rows[name]["kept"],)}) for name in names]))
+        return
     if args.save:
         args.save.mkdir(parents=True, exist_ok=True)
     usable = sorted(os.sched_getaffinity(0))
@@ -209,7 +227,9 @@ def main() -> None:
             one = found[done.result().program] = done.result()
             print(one, one.verdict, file=sys.stderr, flush=True)
             so_far = [found[name] for name in names if name in found]
-            args.output.write_text(table(so_far, args.budget, each))
+            args.output.write_text(table(so_far))
+            if args.json:
+                args.json.write_text(json.dumps([asdict(one) for one in so_far], indent=1) + "\n")
 
 
 if __name__ == "__main__":

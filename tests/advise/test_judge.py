@@ -53,6 +53,16 @@ def test_slow_steps_of_unknown_cause_do_not_count(unlike: Any) -> None:
     assert not is_uneven(process(0.0142))  # 9.5%
 
 
+@pytest.mark.parametrize(("compile_s", "is_mean"), [(0.013, False), (0.014, True), (None, False)])
+def test_steps_that_compile_count_in_the_mean(compile_s: float | None, is_mean: bool) -> None:
+    """12 steps of 10 ms, of which the last compiles for 9.8 or 10.4% of the whole loop."""
+    record = process(USUAL_S, rows=False)
+    assert record.measurement is not None
+    *usual, last = record.measurement.samples
+    samples = (*usual, replace(last, wall_s=last.wall_s + (compile_s or 0.0), compile_s=compile_s))
+    assert is_uneven(replace(record, measurement=replace(record.measurement, samples=samples))) is is_mean
+
+
 @pytest.mark.parametrize(
     ("window_s", "goal", "reason"),
     [

@@ -23,6 +23,10 @@ _KINDS = {
     r"gc\.collect|\bcollect\b|" + _BEGIN + "gc_collect": HostWork(
         "collects garbage", "leave out gc.collect(), or call it every 100th step"
     ),
+    r"\bempty_cache\b": HostWork(
+        "gives the device's memory back",
+        "do not call torch.cuda.empty_cache() in the loop: the next step asks for it again",
+    ),
     r"dynamo|inductor|compile_fx|^_compile\.|triton\S*compile|convert_frame": HostWork(
         "compiles",
         "let torch.compile see the same shapes in each step: pad them, or mark them (mark_dynamic, dynamic=True)",

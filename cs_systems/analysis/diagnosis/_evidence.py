@@ -22,7 +22,7 @@ from cs_systems.analysis.replay.clean import Clean
 from cs_systems.analysis.replay.what_ifs import Recalled, what_if
 from cs_systems.analysis.timing_caveats import launch_bound_phases
 from cs_systems.config import CONFIGURED, Phase, RunConfig
-from cs_systems.core.caveats import LOOP_REMEDIES, REMEDIES, UNEVEN
+from cs_systems.core.caveats import LOOP_REMEDIES, REMEDIES, SHARED, UNEVEN
 from cs_systems.core.experiments import EXPERIMENTS, ExperimentRow
 from cs_systems.core.fields import Subject
 from cs_systems.core.range_names import LOADER
@@ -83,6 +83,7 @@ class Evidence:
         device_bytes: the memory that the step may use.
         memory: the memory at the peak.
         has_mixed_steps: the steps are of several kinds or sizes, so that their spread is not noise.
+        shares_device: other processes used the device, which makes the program's kernels wait.
         usual: the usual steps of a trace, and those set apart from them.
         only_device_s: time of the kernels, if the step is judged as if nothing else took time.
         failure: the last request of a snapshot that failed.
@@ -102,6 +103,7 @@ class Evidence:
     device_bytes: int | None = None
     memory: MemoryUse | None = None
     has_mixed_steps: bool = False
+    shares_device: bool = False
     usual: Usual | None = None
     only_device_s: float | None = None
     failure: Failure | None = None
@@ -446,6 +448,7 @@ def of_records(records: Sequence[RunRecord]) -> Evidence:
         judged=judged if on_gpu or memory or records[-1].is_loop else "",
         not_judged="" if on_gpu or memory or not (timed or profiled) else ON_CPU,
         has_mixed_steps=any(caveat.code in UNEVEN for r in timed for caveat in r.warnings),
+        shares_device=any(caveat.code == SHARED for r in records for caveat in r.warnings),
     )
 
 

@@ -19,7 +19,10 @@ REMEDY = (
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the gaps in which a launched kernel did not start: a few long ones, or the usual one after every kernel."""
+    """Find the gaps in which a launched kernel did not start: a few long ones, or the usual one after every kernel.
+
+    The kernels of other processes make long ones; that they are there is told below the table.
+    """
     step_s, idle_s = evidence.step_s, evidence.idle_s.get(LATENCY)
     rows = evidence.gaps_by(LATENCY)
     if step_s is None or not idle_s or not rows:
@@ -29,7 +32,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
         each = human(waited_s / count, "s")
         cause = f"{idle_s / step_s:.0%} of the step is the usual time between two kernels, {each} each"
         return Diagnosis(cause, FEWER, step_s, step_s - idle_s, evidence=rows)
-    if longest_s is None or longest_s < NOTABLE * waited_s:
+    if longest_s is None or longest_s < NOTABLE * waited_s or evidence.shares_device:
         return None
     cause = f"{idle_s / step_s:.0%} of the step the GPU is idle although the next kernel is launched"
     return Diagnosis(cause, REMEDY, step_s, step_s - idle_s, evidence=rows)

@@ -37,6 +37,7 @@ from cs_systems.analysis.memory.tensor_names import tensor_names
 from cs_systems.cli._output import joined
 from cs_systems.config import RunConfig, preset
 from cs_systems.core import plugins
+from cs_systems.core.caveats import Caveat
 from cs_systems.readers import read as read_trace
 from cs_systems.readers.forms.columns import NO_RANGES, Categorical
 from cs_systems.readers.forms.trace import NO_KERNELS, Trace
@@ -554,6 +555,15 @@ def test_nothing_else_to_gain_is_said_after_a_cause_outside_the_usual_steps() ->
 def test_wait_for_the_batch_does_not_count_as_launch_bound() -> None:
     evidence, *_ = PLANTED["data-input"]
     assert [found.code for found in causes(evidence)] == ["data-input"]
+
+
+def test_other_processes_make_kernels_late_and_are_no_cause() -> None:
+    find = plugins.get("diagnosis", "late_kernels").find
+    assert find(late(0.02)) is not None
+    assert find(replace(late(0.02), shares_device=True)) is None
+    alone = RunRecord("", RunConfig().to_dict(), "ok")
+    shared = replace(alone, warnings=(Caveat("shared-gpu", "2 other processes used the GPU", "stop them"),))
+    assert [of_records([each]).shares_device for each in (alone, shared)] == [False, True]
 
 
 def test_usual_time_between_kernels_is_not_late() -> None:
