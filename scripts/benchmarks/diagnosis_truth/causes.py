@@ -37,6 +37,7 @@ CAUSES = {
     "double-softmax": "the loss applies softmax or a sigmoid to numbers that went through it already",
     "lost-state": "what the optimizer keeps from step to step is thrown away",
     "same-randomness": "each step draws the same random numbers, because a generator is seeded anew",
+    "wrong-mode": "the model trains in evaluation mode, without dropout and with fixed statistics",
     "learning-rate-too-small": "a schedule sets the learning rate to a tiny share of the optimizer's",
     "broadcast-loss": "the loss pairs each prediction with all targets",
     "padding": "most of each batch is padding",
