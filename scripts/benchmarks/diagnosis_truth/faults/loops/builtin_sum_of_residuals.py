@@ -7,7 +7,7 @@ from torch import nn
 
 CASE = {
     "generation": 9,
-    "truth": "The losses call Python's own sum() on tensors, which adds up one element after the other, each an operator with its node in the graph. Measured: 61%.",
+    "truth": "The losses call Python's own sum() on tensors, which adds up one element after the other, each an operator with its node in the graph.",
     "cause": "small-operators",
     "also": ["host-python"],
     "never": [

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 CASE = {
     "generation": 9,
-    "truth": "The dataset lists the whole folder and sorts it for every single item that it reads. Measured: 44%.",
+    "truth": "The dataset lists the whole folder and sorts it for every single item that it reads.",
     "cause": "data-loading",
     "also": ["host-python"],
     "never": [

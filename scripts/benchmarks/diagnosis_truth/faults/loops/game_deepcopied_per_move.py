@@ -9,7 +9,7 @@ from torch import nn
 
 CASE = {
     "generation": 9,
-    "truth": "To try each of the four moves, the whole game is copied by copy.deepcopy, with its board of lists and its random generator (a state of 625 integers). Measured: 62%.",
+    "truth": "To try each of the four moves, the whole game is copied by copy.deepcopy, with its board of lists and its random generator (a state of 625 integers).",
     "cause": "host-python",
     "also": [],
     "never": [

@@ -9,7 +9,7 @@ from torch import nn
 
 CASE = {
     "generation": 9,
-    "truth": "re.sub gets a pattern made of each person's name; there are more names than the 512 patterns that re keeps, so each one is compiled again for every article in every epoch. Measured: 40%.",
+    "truth": "re.sub gets a pattern made of each person's name; there are more names than the 512 patterns that re keeps, so each one is compiled again for every article in every epoch.",
     "cause": "host-python",
     "also": ["data-loading"],
     "never": [

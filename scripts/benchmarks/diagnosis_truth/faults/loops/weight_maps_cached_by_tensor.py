@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 
 CASE = {
     "generation": 9,
-    "truth": "The weight map of a mask is kept by lru_cache with the tensor as its key; a tensor is hashed by identity and each look-up makes a new one, so the cache never hits: all maps are computed again and all are kept. Measured: 54%.",
+    "truth": "The weight map of a mask is kept by lru_cache with the tensor as its key; a tensor is hashed by identity and each look-up makes a new one, so the cache never hits: all maps are computed again and all are kept.",
     "cause": "data-loading",
     "also": ["growth", "small-operators", "elementwise-chain"],
     "never": ["logging", "evaluation", "start-up", "padding", "no-update", "checkpoint-writing", "dense-gradient"],

@@ -36,7 +36,7 @@ def batches(rank, count):
     generator = torch.Generator().manual_seed(rank)
     for _ in range(count):
         x = torch.randn(256, 128, generator=generator)
-        yield x, x.sort(1).values[:, :16]
+        yield x, x.cumsum(1)[:, 7::8]
 
 
 def main(rank, steps=48, every=8):
