@@ -36,6 +36,7 @@ class OwnPythonRow(TypedDict):
     samples: int
     feeds_model: bool  # its result is an input of the model, or that of a forward without gradients one of the loss
     place_share: NotRequired[float]  # share of the function's time that `place` has
+    polls: NotRequired[str]  # what a loop around a sleep looks at, such as `replies.empty()`
 
 
 class InnerLineRow(TypedDict):

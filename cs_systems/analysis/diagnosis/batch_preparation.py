@@ -9,7 +9,15 @@ from cs_systems.analysis.comparison.loop_findings import COLLECTOR, OTHER, OWN_P
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis.data_input import ends_of_iterators
-from cs_systems.analysis.diagnosis.own_python import FEWEST, LEAST, MOST, NOTABLE, named, started_collections
+from cs_systems.analysis.diagnosis.own_python import (
+    FEWEST,
+    LEAST,
+    MOST,
+    NOTABLE,
+    named,
+    polls,
+    started_collections,
+)
 
 REMEDY = "prepare batches in the workers of a data loader (num_workers, prefetch_factor), or once before the loop"
 INDICES = "draw only the indices of the batch, or permute them once per epoch"
@@ -35,9 +43,12 @@ def find(evidence: Evidence) -> Diagnosis | None:
         return None
     shown = [row for row in rows if row["time_s"] >= LEAST * step_s][:MOST]
     lines = ", ".join(f"{named(row)} ({row['time_s'] / step_s:.0%})" for row in shown)
-    cause = f"{lasted_s / step_s:.0%} of the step waits for the next batch, which the main process prepares: {lines}"
+    polled = polls(rows[0])
+    how = f"and the main process {polled.words}" if polled else "which the main process prepares"
+    cause = f"{lasted_s / step_s:.0%} of the step waits for the next batch, {how}: {lines}"
     at_best = step_s - lasted_s - _collected_s(evidence)
-    return Diagnosis(cause, _remedy(calls), step_s, at_best, evidence=tuple(rows), takes=lasted_s)
+    remedy = polled.remedy if polled else _remedy(calls)
+    return Diagnosis(cause, remedy, step_s, at_best, evidence=tuple(rows), takes=lasted_s)
 
 
 def _collected_s(evidence: Evidence) -> float:

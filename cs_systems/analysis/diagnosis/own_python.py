@@ -39,6 +39,7 @@ SORTED = HostWork(
     "sorts", "sort less often; if only the largest or smallest are used, take these alone (Tensor.topk, heapq)"
 )
 SORTS = re.compile(r"\b(arg)?sort(ed)?$")
+POLL = "wait for it without a pause: get() of a queue with a timeout, wait() of an event, or result() of a future"
 COLLECTIVES = re.compile(  # methods of a tensor named dist, such as gather, are none
     r"(?:(?<![\w.])dist|distributed)\.(?:all_reduce|all_gather|all_to_all|reduce_scatter|broadcast|barrier)\w*$"
 )
@@ -54,6 +55,12 @@ def called_at(function: str | None, place: str, calls: str | None) -> str:
 def work_of(function: str | None, calls: str | None) -> HostWork | None:
     """Return the kind of work, by the called function, else by the program's own function."""
     return host_work(calls or "") or host_work((function or "").rpartition(".")[2])
+
+
+def polls(row: OwnPythonRow) -> HostWork | None:
+    """Return the kind of work of a loop that sleeps between two looks at something; None for any other row."""
+    looked_at = row.get("polls")
+    return HostWork(f"sleeps between two looks at {looked_at}", POLL) if looked_at else None
 
 
 def named(row: OwnPythonRow) -> str:
@@ -152,7 +159,8 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
         reasons = UNSAMPLED.of(evidence.tables)
         why = f": {reasons[0]['reason']}; {reasons[0]['remedy']}" if reasons else ""
         return Unknown(f"what runs in {share} outside the model's phases{why}")
-    work = work_of(shown[0]["function"], shown[0].get("calls")) or (LOGGED if shown[0].get("writes") else None)
+    work = polls(shown[0]) or work_of(shown[0]["function"], shown[0].get("calls"))
+    work = work or (LOGGED if shown[0].get("writes") else None)
     if work is None and SORTS.search(shown[0].get("calls") or ""):
         work = SORTED
     does = f", which {work.words}" if work and shown[0]["time_s"] >= MOSTLY * lasted_s else ""

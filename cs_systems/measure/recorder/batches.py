@@ -14,12 +14,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from cs_systems.measure.recorder.stacks import Line, position_of
+from cs_systems.measure.recorder.stacks import CLOCKS, Line, callee_of, position_of
 
 # most calls of one line without gradients per backward pass, as of several teachers; more are a rollout or a generation
 MOST_TEACHERS = 8
 # methods that add to a container, besides methods that end with "_"
 FILLS = {"append", "appendleft", "extend", "insert"}
+LONGEST_LOOK = 40  # most characters of a condition in a sentence
 _Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _Comprehension = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
 _Inner = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -94,8 +95,22 @@ class ModelCalls:
             if any(other[: depth + 1] == chain[: depth + 1] for other in self.chains):
                 continue
             if feeds(chain[depth], call[depth:]):
-                return not self._uses_results(chain[depth])
+                return self.polled(chain[-1]) is not None or not self._uses_results(chain[depth])
         return False
+
+    def polled(self, line: Line) -> str | None:
+        """Return what a loop around a sleep looks at, such as `replies.empty()`; None if it looks at nothing.
+
+        A loop around a call of a model is the training, and one that looks at a clock waits for a point in time.
+        """
+        around = _polling(line)
+        if around is None or any(
+            each[0] is line[0] and (at := _located(each)) is not None and _span(around.loop).contains(at.span)
+            for chain in self.chains
+            for each in chain
+        ):
+            return None
+        return around.condition
 
     def _uses_results(self, line: Line) -> bool:
         """Return whether a line uses what a model returned, as a step of an environment does by its action."""
@@ -103,6 +118,38 @@ class ModelCalls:
         calls = {each for chain in self.chains for each in chain if each[0] is code}
         results = {name for each in calls if (at := _located(each)) is not None for name in _made(at)}
         return here is not None and bool(_closure(here.scope, _used(here)) & (results - {"_"}))
+
+
+class _Polling(NamedTuple):
+    """Loop that sleeps between two looks at something, and the look in its source."""
+
+    loop: ast.While
+    condition: str
+
+
+@functools.lru_cache(maxsize=256)
+def _polling(line: Line) -> _Polling | None:
+    here, tree = _located(line), _tree(line[0].co_filename)
+    if here is None or tree is None or (callee_of(line) or "").rpartition(".")[2] != "sleep":
+        return None
+    around = [
+        node for node in _around(tree, here.span) if isinstance(node, ast.For | ast.AsyncFor | ast.While | _Scope)
+    ]
+    loop = around[-1] if around else None
+    if not isinstance(loop, ast.While):
+        return None
+    looks = [loop.test, *(node.test for node in _statements(loop) if isinstance(node, ast.If) and _ends_loop(node))]
+    looks += [node.value for node in _statements(loop) if isinstance(node, ast.Return) and node.value is not None]
+    for look in looks:
+        calls = [ast.unparse(node.func) for node in ast.walk(look) if isinstance(node, ast.Call)]
+        if calls and CLOCKS.isdisjoint(calls):
+            text = ast.unparse(look)
+            return _Polling(loop, text if len(text) <= LONGEST_LOOK else "a condition")
+    return None
+
+
+def _ends_loop(node: ast.If) -> bool:
+    return any(isinstance(each, ast.Break | ast.Return) for each in _statements(node))
 
 
 def _goes_into(chain: Sequence[Line], backward: Sequence[Line]) -> bool:

@@ -40,11 +40,12 @@ def own_python(
     phases_s: dict[str, float],
     feeds_model: Callable[[tuple[Line, ...]], bool],
     goes_into_loss: Callable[[tuple[Line, ...]], bool] = lambda _: False,
+    polled: Callable[[Line], str | None] = lambda _: None,
 ) -> list[found.OwnPythonRow]:
     """Return a row per own function and phase of these samples, in seconds of a timed step.
 
     feeds_model: returns whether the lines compute an input of the model. goes_into_loss: the same of the loss, for
-    forward passes without gradients.
+    forward passes without gradients. polled: returns what a loop around a sleep looks at.
     """
     by_phase: Counter[str] = Counter()
     times: dict[tuple[str, CodeType, bool], Counter[Line]] = {}
@@ -87,6 +88,8 @@ def own_python(
                 "place_share": lines[most] / lasted_s if lasted_s else 0.0,
             }
         )
+        if (looked_at := polled(most)) is not None:
+            rows[-1]["polls"] = looked_at
     rows += [
         {
             "phase": phase,

@@ -309,7 +309,7 @@ class Watch(Observer):
             usual = self._usual_sampled(kinds)
             of_usual = [s for s in by_step if s.step in {*usual}]
             calls = self._model_calls
-            own = own_python(of_usual, timing.phases_s, calls.are_fed_by, calls.go_into_loss)
+            own = own_python(of_usual, timing.phases_s, calls.are_fed_by, calls.go_into_loss, calls.polled)
             usually = Usual(kinds[0].median_s, timing.phases_s, lines_of(of_usual, len(usual)))
             first, start = self._slow_start(timing.all_s)
             slow = [

@@ -1163,6 +1163,15 @@ def test_function_that_also_writes_computes_for_a_log() -> None:
     assert "log less often, or fewer values" in found.sentence
 
 
+@pytest.mark.parametrize("feeds_model", [False, True])
+def test_loop_that_sleeps_between_two_looks_is_told_to_wait_without_a_pause(feeds_model: bool) -> None:
+    row = own("fetch", 8, 0.05, "time.sleep") | {"polls": "replies.empty()", "feeds_model": feeds_model}
+    (found,) = causes(loop({"own_python": [row]}, other=0.06))
+    assert found.code == ("batch-preparation" if feeds_model else "own-python")
+    assert "sleeps between two looks at replies.empty(): fetch() at train.py:8, time.sleep" in found.sentence
+    assert "wait for it without a pause: get() of a queue with a timeout" in found.sentence
+
+
 @pytest.mark.parametrize("call", ["scores.argsort", "torch.sort", "sorted"])
 def test_who_sorts_is_told_to_take_the_largest_ones_alone(call: str) -> None:
     (found,) = causes(loop({"own_python": [own("Recall.add", 8, 0.05, call)]}, other=0.06))

@@ -121,3 +121,82 @@ def test_forward_without_gradients_goes_into_the_loss_if_it_is_computed_from_its
     assert [calls.go_into_loss(each) for each in looks] == [INTO_LOSS[program]]
     calls.add(looks[0], False)
     assert not calls.go_into_loss(looks[0]), "so many calls in one pass are a rollout"
+
+
+# program with a function that sleeps → what it looks at between two pauses
+POLLED = {
+    "def fetch():\n    while queue.empty():\n        sleep(1)\n    return 1\nmodel(fetch())": "queue.empty()",
+    "def fetch():\n    while True:\n        if not queue.empty():\n            return 1\n"
+    "        sleep(1)\nmodel(fetch())": "not queue.empty()",
+    "def fetch():\n    while True:\n        try:\n            return queue.get_nowait()\n        except KeyError:\n"
+    "            sleep(1)\nmodel(fetch())": "queue.get_nowait()",
+    "def fetch():\n    while a_long_name(queue.empty(), queue.empty(), 0):\n        sleep(1)\n"
+    "model(fetch())": "a condition",
+    "def fetch():\n    sleep(1)\n    return 1\nmodel(fetch())": None,
+    "def fetch():\n    for _ in range(1):\n        sleep(1)\nmodel(fetch())": None,
+    "end = 1\nwhile time.time() < end:\n    sleep(1)\nmodel(end)": None,
+    "left = 1\nwhile left:\n    left -= 1\n    sleep(1)\nmodel(1)": None,
+    "while queue.empty():\n    model(1)\n    sleep(1)": None,
+    "def step():\n    model(1)\nwhile queue.empty():\n    step()\n    sleep(1)": None,
+}  # fmt: skip
+
+
+class Queue:
+    """Queue that is empty at the first look."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def empty(self) -> bool:
+        self.looks += 1
+        return self.looks == 1
+
+    def get_nowait(self) -> int:
+        if self.empty():
+            raise KeyError
+        return 1
+
+
+@pytest.mark.parametrize("program", POLLED)
+def test_loop_that_sleeps_between_two_looks_polls_unless_it_trains_or_waits_for_a_time(
+    program: str, tmp_path: Path
+) -> None:
+    file, calls, looks = tmp_path / "loop.py", ModelCalls(), list[Any]()
+    file.write_text(program)
+
+    def chain() -> Any:
+        own = own_lines(sys._getframe(2))[0]
+        return tuple(line for line in own if line[0].co_filename == str(file))
+
+    class Clock:
+        now = 0
+
+        def time(self) -> int:
+            self.now += 1
+            return self.now - 1
+
+    names = {
+        "model": lambda _: calls.add(chain(), True),
+        "sleep": lambda _: looks.append(chain()),
+        "queue": Queue(),
+        "time": Clock(),
+        "a_long_name": lambda first, *_: first,
+    }
+    exec(compile(file.read_text(), str(file), "exec"), names)
+    assert [calls.polled(each[-1]) for each in looks] == [POLLED[program]]
+
+
+def test_polled_result_of_another_process_feeds_the_model_even_if_it_was_asked_by_a_result(tmp_path: Path) -> None:
+    file, calls, looks = tmp_path / "loop.py", ModelCalls(), list[Any]()
+    file.write_text(
+        "def fetch(_):\n    while queue.empty():\n        sleep(1)\n    return 1\n"
+        "x = 1\nfor _ in range(1):\n    y = model(x)\n    x = fetch(y)\n"
+    )
+
+    def chain() -> Any:
+        own = own_lines(sys._getframe(2))[0]
+        return tuple(line for line in own if line[0].co_filename == str(file))
+
+    names = {"model": lambda _: calls.add(chain(), True), "sleep": lambda _: looks.append(chain()), "queue": Queue()}
+    exec(compile(file.read_text(), str(file), "exec"), names)
+    assert [calls.are_fed_by(each) for each in looks] == [True]
