@@ -110,6 +110,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "precision-casts": ("casts",),
     "python-in-forward": ("host-python",),
     "rate-as-factor": ("learning-rate-too-small",),
+    "python-threads": ("host-python",),
     "recompilation": ("recompilation",),
     "recompiled": ("recompilation",),
     "rebuilt-tensors": ("needless-copies",),
@@ -153,11 +154,11 @@ NAMES = {
     r"evaluat|validat|without gradients|\bgenerate\(\)": "evaluation",
     r"\blog(_\w+)?\(\)|\blog\b|\bprint\b|wandb|add_(scalar|histogram|figure)|savefig"
     r"|_?(stats|metrics?)\(\)|writes pictures|\b[Tt]racker\b": "logging",
-    r"loads the next batch": "data-loading",
+    r"loads the next batch|fills a queue": "data-loading",
     r"compiles|dynamo|inductor": "recompilation",
 }
 """Names and words in a sentence about host work that show its cause, in addition to its code."""
-OF_HOST = ("host-time", "own-python", "periodic-steps")
+OF_HOST = ("host-time", "own-python", "periodic-steps", "python-threads")
 
 NEUTRAL = {"unstable-times", "unstable", "throttled-clock", "throttled", "few-samples", "nothing", "unknown"}
 """Codes that do not name a cause in the program."""

@@ -364,6 +364,21 @@ class ThreadsRow(TypedDict):
     of_cores_s: float
 
 
+class PythonThreadRow(TypedDict):
+    """Thread of the program's own Python next to the loop's."""
+
+    function: str  # that the thread runs, the outermost of the program's own
+    place: str  # its line at most looks
+    calls: str | None
+    puts: bool  # the function puts something into a queue
+    ran_share: float  # share of the timed steps in which it ran
+    waited_share: float  # share of them in which the loop's thread neither ran nor waited for a core
+    pool_queued_share: float  # largest share in which a thread without Python, as of an operator, waited for a core
+    operator_threads: int  # number of threads of torch's operators
+    tries: int  # how often the loop gave Python's lock away while the thread was in the program's own Python
+    held_share: float  # share of these tries in which it got the lock back late
+
+
 class HooksRow(TypedDict):
     """Growth of the number of hooks on the modules of the models."""
 
@@ -489,6 +504,7 @@ DROPPED_GRADIENTS = Table(
 )
 REPEATED_BACKWARD = Table("repeated_backward", RepeatedBackwardRow, "operators that backward computes again")
 BROADCASTS = Table("broadcasts", BroadcastRow, "tensors made by broadcasting and summed up again")
+PYTHON_THREADS = Table("python_threads", PythonThreadRow, "threads of the program's own Python next to the loop's")
 THREADS = Table("threads", ThreadsRow, "threads of operators")
 HOOKS = Table("hooks", HooksRow, "growing number of hooks")
 ANOMALY = Table("anomaly_detection", AnomalyRow, "backward passes under anomaly detection")

@@ -36,6 +36,7 @@ from cs_systems.measure.recorder.learning_rates import LearningRates
 from cs_systems.measure.recorder.module_calls import ModuleCalls
 from cs_systems.measure.recorder.observers import Observer, Observers, hiding
 from cs_systems.measure.recorder.one_hot import OneHot
+from cs_systems.measure.recorder.other_threads import OtherThreads
 from cs_systems.measure.recorder.outcome import Outcome
 from cs_systems.measure.recorder.own_tools import OwnTools
 from cs_systems.measure.recorder.padding import Padding
@@ -123,7 +124,7 @@ class Recording:
             self._watch, Training(of, hidden), HookNumbers(of, hidden), Double(of), Calls(), Passes(of), Anomaly(),
             ModuleCalls(tracker, hidden, lambda: self._probes.compilations()[0], of_calls), *of_calls, Threads(),
             self._outcome, Padding(), RemadeOptimizers(), LearningRates(), DoubleSoftmax(), Unregistered(of),
-            SlowSettings(of), PairedTargets(), InputGradients(of), Energy(of),
+            SlowSettings(of), PairedTargets(), InputGradients(of), Energy(of), OtherThreads(),
             RandomDraws(tracker, hidden, lambda: self._probes.compilations()[0]),
         ]  # fmt: skip
         if self._writer.meeting is not None:

@@ -106,6 +106,9 @@ WALK = {"module": "Net.gru", "kind": "GRU", "samples": 64, "length": 20, "width"
         "evidence": "a shuffled data loader", "steps": 3, "of_steps": 3, "place": "train.py:8"}  # fmt: skip
 PAIRED = {"steps": 6, "of_steps": 6, "predictions": 768, "shape": "768 × 1", "paired": "768 × 768"}
 OF_INPUT = {"steps": 6, "of_steps": 6, "shape": "4 × 16 × 56 × 56", "share": 0.5, "place": "train.py:30"}
+BUSY = {"function": "Batches.fill", "place": "train.py:8", "calls": "encode", "puts": True, "ran_share": 0.7,
+        "waited_share": 0.6, "pool_queued_share": 0.5, "operator_threads": 1, "tries": 4,
+        "held_share": 0.0}  # fmt: skip
 PASSES = {"passes": 36, "unused": 24}
 UNHELD = {"parameters": 16, "elements": 999, "share": 0.5, "first": "Net.a.weight"}
 ANOMALY = {"passes": 20, "with_detection": 20}
@@ -244,6 +247,13 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         "20% of the step goes into a tensor of 192 × 192 × 128 in forward, with 96 times the elements that it is made "
         "from, and into sums over it: distances() at train.py:8 (20%): write it as a matrix product: torch.cdist or "
         "|a|² + |b|² - 2 a·b for distances, einsum for sums of products; not below 72 ms, now 100 ms",
+    ),
+    "python-threads": (
+        loop({"python_threads": [BUSY]}),
+        None,
+        "60% of the step the loop waits for the thread Batches.fill() at train.py:8, encode, which fills a queue: it "
+        "holds Python's lock (GIL), without which no operator begins: do its work in other processes (a data loader "
+        "with num_workers, multiprocessing), by operators on whole tensors, or once before the loop",
     ),
     "too-many-threads": (
         loop({"threads": [{"threads": 8, "cores": 2, "time_s": 0.004, "of_cores_s": 0.001}]}),
@@ -601,6 +611,24 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "anomaly-detection: more than half of the passes": (
         {"anomaly_detection": [ANOMALY | {"with_detection": 10}]},
         {"anomaly_detection": [ANOMALY | {"with_detection": 11}]},
+    ),
+    "python-threads: 0.15 of the step inside the phases of the model": (
+        {"python_threads": [BUSY | {"waited_share": 0.169}]}, {"python_threads": [BUSY | {"waited_share": 0.171}]},
+    ),
+    "python-threads: half of the time of the waits": (
+        {"python_threads": [BUSY | {"ran_share": 0.29}]}, {"python_threads": [BUSY | {"ran_share": 0.31}]},
+    ),
+    "python-threads: no thread of an operator waits for a core": (
+        {"python_threads": [BUSY | {"operator_threads": 2, "pool_queued_share": 0.16}]},
+        {"python_threads": [BUSY | {"operator_threads": 2, "pool_queued_share": 0.14}]},
+    ),
+    "python-threads: the lock was kept in half of the tries": (
+        {"python_threads": [BUSY | {"operator_threads": 2, "held_share": 0.49}]},
+        {"python_threads": [BUSY | {"operator_threads": 2, "held_share": 0.5}]},
+    ),
+    "python-threads: 2 tries": (
+        {"python_threads": [BUSY | {"operator_threads": 2, "held_share": 1.0, "tries": 1}]},
+        {"python_threads": [BUSY | {"operator_threads": 2, "held_share": 1.0, "tries": 2}]},
     ),
     "double-precision: a tenth of the step": (
         {"double_precision": [in_double(flops=9.9e7)]}, {"double_precision": [in_double(flops=1.01e8)]},
@@ -1170,6 +1198,20 @@ def test_loop_that_sleeps_between_two_looks_is_told_to_wait_without_a_pause(feed
     assert found.code == ("batch-preparation" if feeds_model else "own-python")
     assert "sleeps between two looks at replies.empty(): fetch() at train.py:8, time.sleep" in found.sentence
     assert "wait for it without a pause: get() of a queue with a timeout" in found.sentence
+
+
+@pytest.mark.parametrize(("calls", "share"), [("time.sleep", "40%"), ("self.ready.get", "60%")])
+def test_time_in_which_a_line_sleeps_is_no_wait_for_another_thread(calls: str, share: str) -> None:
+    rows = {"python_threads": [BUSY], "own_python": [own("pace", 9, 0.02, calls)]}
+    found = causes(loop(rows, other=0.022))
+    assert found[0].cause.startswith(f"{share} of the step the loop waits for the thread")
+
+
+@pytest.mark.parametrize(("device", "ranks"), [("cuda:0", 1), ("cpu", 2)])
+def test_waits_for_a_gpu_or_for_other_ranks_are_no_waits_for_a_thread(device: str, ranks: int) -> None:
+    evidence = loop({"python_threads": [BUSY]})
+    config = replace(LOOP, device=device, world_size=ranks)
+    assert "python-threads" not in {each.code for each in causes(replace(evidence, config=config))}
 
 
 @pytest.mark.parametrize("call", ["scores.argsort", "torch.sort", "sorted"])

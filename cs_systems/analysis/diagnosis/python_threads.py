@@ -1,0 +1,58 @@
+"""Rule for another thread of the program that works in Python: the loop waits for it, or for Python's lock."""
+
+from __future__ import annotations
+
+from cs_systems.analysis.comparison.loop_findings import (
+    OTHER,
+    OWN_PYTHON,
+    PYTHON_THREADS,
+    WAITING,
+    OwnPythonRow,
+)
+from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
+from cs_systems.analysis.diagnosis.own_python import FEWEST, called_at, work_of
+
+NOTABLE = 0.15  # share of the timed steps
+DELAYED = 0.25  # share of that time in which a thread of an operator waits for a core
+FEWEST_TRIES = 2
+WAITS = ("sleeps", "waits for a server", "starts other programs")  # kinds of work without a core
+REMEDY = (
+    "do its work in other processes (a data loader with num_workers, multiprocessing), by operators on whole tensors, "
+    "or once before the loop"
+)
+
+
+def find(evidence: Evidence) -> Diagnosis | None:
+    """Find the thread that ran most, if the loop's thread waits inside the model's phases.
+
+    On a CPU these have nothing to wait for but Python's lock, unless operators use several threads and one of these
+    waits for a core. On a GPU the loop may also wait for kernels, and among ranks for the others.
+    """
+    row, step_s, config = PYTHON_THREADS.first(evidence.tables), evidence.step_s, evidence.config
+    if row is None or step_s is None or config is None or config.world_size > 1 or config.device != "cpu":
+        return None
+    is_held = row["tries"] >= FEWEST_TRIES and row["held_share"] >= MOSTLY
+    is_delayed = row["operator_threads"] > 1 and row["pool_queued_share"] > DELAYED * row["waited_share"]
+    if is_delayed and not is_held:
+        return None
+    waited_s = row["waited_share"] * step_s
+    if waited_s - evidence.phases_s(*WAITING) < NOTABLE * step_s or row["ran_share"] < MOSTLY * row["waited_share"]:
+        return None
+    waited_s -= evidence.input_s + sum(row["time_s"] for row in OWN_PYTHON.of(evidence.tables) if _waits_itself(row))
+    does = ", which fills a queue" if row["puts"] else ""
+    thread = called_at(row["function"], row["place"], row["calls"])
+    cause = (
+        f"{waited_s / step_s:.0%} of the step the loop waits for the thread {thread}{does}: it holds Python's lock "
+        "(GIL), without which no operator begins"
+    )
+    return Diagnosis(cause, REMEDY, step_s, evidence=(row,), takes=waited_s)
+
+
+def _waits_itself(row: OwnPythonRow) -> bool:
+    """Return whether a line outside of the phases sleeps, or waits for another program."""
+    work = work_of(row["function"], row.get("calls"))
+    return row["phase"] == OTHER and row["samples"] >= FEWEST and work is not None and work.words in WAITS
+
+
+RULE = Rule(find, refines=("batch-preparation", "own-python", "data-input", "host-time", "small-operators"))

@@ -1,0 +1,162 @@
+"""Threads of the program's own Python next to the loop's, and the time for which the loop's thread waits meanwhile.
+
+Linux's scheduler counts for each thread how long it ran and how long it waited for a core. The rest of the timed steps
+is time in which the loop's thread waited for something else, such as a queue or Python's global lock. In some warm-up
+steps, a look at the other threads shows the lines that they are at. If one is in the program's own Python, the looking
+thread gives the lock away for a moment, as an operator does, and measures how long it takes to get it back.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim import Optimizer
+
+from cs_systems.analysis.comparison.loop_findings import PYTHON_THREADS, PythonThreadRow
+from cs_systems.measure.recorder.observers import FewSteps, ModelCall, Period
+from cs_systems.measure.recorder.stacks import SAMPLER, Line, callee_of, function_of, is_own, own_lines, place_of
+
+PAUSE_S = 1e-3  # time for which the lock is given away
+HELD = 0.5  # times the switch interval; a thread that keeps the lock for longer holds up the loop's
+LEAST_SHARE = 0.1  # share of the timed steps in which a thread ran; one that did less is not kept
+PUTS = {"put", "put_nowait"}  # methods of a queue, in the function that a thread runs
+_TASKS = Path("/proc/self/task")
+
+
+class _Spent(NamedTuple):
+    """Time for which a thread has run, and for which it waited for a core."""
+
+    ran_s: float
+    queued_s: float
+
+
+def _spent(task: int) -> _Spent | None:
+    """Return what the scheduler counted for a thread; None if that is unknown, or it has ended."""
+    try:
+        ran, queued, *_ = (_TASKS / str(task) / "schedstat").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return _Spent(int(ran) * 1e-9, int(queued) * 1e-9)
+
+
+class OtherThreads(FewSteps):
+    """Observer of other Python threads: the time of all threads in the timed steps, and lines in untimed ones."""
+
+    runs_operators = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.restart()
+
+    def restart(self) -> None:
+        self._began: tuple[float, dict[int, _Spent]] | None = None
+        self._ran: dict[int, float] = {}
+        self._wall_s = self._waited_s = self._pool_queued_s = 0.0
+        self._measures = False  # whether a look measures how long the lock is kept; a sampled stack makes that short
+        self._tried: Counter[int] = Counter()  # such looks while the thread was in the program's own Python
+        self._held: Counter[int] = Counter()  # those of them at which the lock was kept from the loop
+        self._lines: defaultdict[int, Counter[Line]] = defaultdict(Counter)  # of the outermost own function
+
+    def begins(self, period: Period) -> None:
+        super().begins(period)
+        self._measures = period is Period.WARMUP
+        if period is Period.TIMED:
+            self._began = time.perf_counter(), self._all_spent()
+
+    def timing_ended(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        if self._began is None:
+            return
+        begin_s, before = self._began
+        after, main = self._all_spent(), threading.get_native_id()
+        self._wall_s, self._began = time.perf_counter() - begin_s, None
+        self._ran = {task: after[task].ran_s - before[task].ran_s for task in before.keys() & after.keys()}
+        if main in self._ran:
+            queued_s = after[main].queued_s - before[main].queued_s
+            self._waited_s = max(0.0, self._wall_s - self._ran.pop(main) - queued_s)
+        in_python = {each.native_id for each in threading.enumerate()}
+        in_pools = after.keys() & before.keys() - in_python
+        self._pool_queued_s = max((after[task].queued_s - before[task].queued_s for task in in_pools), default=0.0)
+
+    @staticmethod
+    def _all_spent() -> dict[int, _Spent]:
+        """Return the time of each thread of this process, by the system's number."""
+        try:
+            tasks = [int(each.name) for each in _TASKS.iterdir()]
+        except OSError:
+            return {}
+        return {task: known for task in tasks if (known := _spent(task)) is not None}
+
+    def _look(self) -> None:
+        """Note the lines at which the other threads are, and whether they hold up this one."""
+        frames, here = sys._current_frames(), threading.get_native_id()
+        working: list[int] = []
+        for thread in threading.enumerate():
+            task, frame = thread.native_id, frames.get(thread.ident or 0)
+            if task is None or frame is None or task == here or thread.name == SAMPLER:
+                continue
+            chain, leaf = own_lines(frame)
+            if leaf is not None and is_own(frame.f_code.co_filename):  # in a wait, the innermost is a library's
+                self._lines[task][(chain or (leaf,))[0]] += 1
+                working.append(task)
+        if working and self._measures:
+            self._tried.update(working)
+            if self._is_held_up(here):
+                self._held.update(working)
+
+    @staticmethod
+    def _is_held_up(here: int) -> bool:
+        """Return whether this thread waits for Python's lock after it gave it away."""
+        before, begin_s = _spent(here), time.perf_counter()
+        time.sleep(PAUSE_S)
+        lasted_s, after = time.perf_counter() - begin_s, _spent(here)
+        if before is None or after is None:
+            return False
+        return lasted_s - PAUSE_S - (after.queued_s - before.queued_s) > HELD * sys.getswitchinterval()
+
+    def look_at_call(self, call: ModelCall) -> None:
+        self._look()
+
+    def look_at_result(self, result: Any, is_in_update: bool) -> None:
+        self._look()
+
+    def look_before_backward(self, roots: Any) -> None:
+        self._look()
+
+    def look_after_backward(self) -> None:
+        self._look()
+
+    def look_before_update(self, optimizer: Optimizer) -> None:
+        self._look()
+
+    def look_after_update(self, optimizer: Optimizer) -> None:
+        self._look()
+
+    def end(self) -> None:
+        rows: list[PythonThreadRow] = []
+        for task, lines in self._lines.items():
+            ran_s = self._ran.get(task, 0.0)
+            if not self._wall_s or ran_s < LEAST_SHARE * self._wall_s:
+                continue
+            line = max(lines, key=lines.__getitem__)
+            rows.append(
+                {
+                    "function": function_of(line),
+                    "place": place_of(line),
+                    "calls": callee_of(line),
+                    "puts": not PUTS.isdisjoint(line[0].co_names),
+                    "ran_share": ran_s / self._wall_s,
+                    "waited_share": self._waited_s / self._wall_s,
+                    "pool_queued_share": self._pool_queued_s / self._wall_s,
+                    "operator_threads": torch.get_num_threads(),
+                    "tries": self._tried[task],
+                    "held_share": self._held[task] / max(1, self._tried[task]),
+                }
+            )
+        self.keep(PYTHON_THREADS, sorted(rows, key=lambda row: -row["ran_share"]))
