@@ -41,6 +41,7 @@ LONGEST_SLEEP_S = 1.0
 # before it.
 SWITCH_S = 1e-5
 _SET_TIMER_SLACK, _SLACK_NS = 29, 1000  # arguments of prctl, so that sleeps of the thread end on time
+REST = 4.0  # times as long as a look lasts until the next; under a tracer of the program, a look may last milliseconds
 MOST_SAMPLES = 50_000
 SAMPLER = "cs-systems-sampler"  # name of the thread
 _PACKAGE = Path(__file__).parents[2]
@@ -111,6 +112,7 @@ class Sampler:
         self._asked: tuple[float, float, float, float] | None = None
         self._last_step, self._lost_before_s = -1, 0.0
         self._last = time.perf_counter(), 0.0, 0.0  # time of the last sample, and the running totals at that time
+        self._look_s = 0.0  # how long it took
         self._waiting: CoreQueue | None = None
         self._main, self._main_cpu_s = CoreQueue(), cpu_clock()
         # by a reference that does not keep this object, and with it the whole recording, until the process ends
@@ -189,7 +191,7 @@ class Sampler:
                 self._wakes.clear()
                 continue
             self._switch_often()
-            if self._asked is None:
+            if self._asked is None and time.perf_counter() - self._last[0] >= REST * self._look_s:
                 # first, because the sample may be taken before the call returns
                 self._asked = time.perf_counter(), waiting.total_s(), self._main.total_s(), self._main_cpu_s()
                 if ctypes.pythonapi.Py_AddPendingCall(self._call, None) != 0:
@@ -235,6 +237,7 @@ class Sampler:
         phase = self._phase_of()
         self.samples.append(Sample(number, phase, chain, leaf, weight_s, collected_s, is_plain, late_s, sequence))
         self._last = time.perf_counter(), waited_s, lost_s
+        self._look_s = self._last[0] - now
         return 0
 
 

@@ -537,3 +537,24 @@ def test_recordings_own_work_is_not_sampled() -> None:
     assert samples
     # 0.2 s are the program's on an idle machine, and 1 s is not
     assert sum(each.time_s for each in samples) < watch.durations_s[-1] + 0.1
+
+
+def test_program_runs_most_of_the_time_even_if_a_look_at_its_stack_lasts_long() -> None:
+    looks_s: list[float] = []
+
+    def phase_of() -> None:
+        begin_s = time.perf_counter()
+        while time.perf_counter() < begin_s + 0.02:  # as under a tracer of the program
+            pass
+        looks_s.append(time.perf_counter() - begin_s)
+
+    sampler = Sampler(phase_of, lambda: 0.0)
+    sampler.sample_all(True)
+    begin_s = time.perf_counter()
+    sampler.step_begins(0, 0.0)
+    while time.perf_counter() < begin_s + 1.0:
+        pass
+    lasted_s = time.perf_counter() - begin_s
+    sampler.close()
+    assert looks_s
+    assert sum(looks_s) < 0.4 * lasted_s
