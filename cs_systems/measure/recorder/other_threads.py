@@ -25,7 +25,7 @@ from cs_systems.measure.recorder.stacks import SAMPLER, Line, callee_of, functio
 
 PAUSE_S = 1e-3  # time for which the lock is given away
 HELD = 0.5  # times the switch interval; a thread that keeps the lock for longer holds up the loop's
-LEAST_SHARE = 0.1  # share of the timed steps in which a thread ran; one that did less is not kept
+LEAST_SHARE = 0.05  # share of the timed steps in which a thread ran; one that did less is not kept
 PUTS = {"put", "put_nowait"}  # methods of a queue, in the function that a thread runs
 _TASKS = Path("/proc/self/task")
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-import queue
 import sys
-import threading
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -965,38 +963,6 @@ def last_of_words(model: Recurrent, inputs: Tensor) -> Tensor:
     return model.states(model.words(inputs))[:, -1, :]
 
 
-def batches_of_a_thread(prepare: Callable[[], Tensor]) -> Step:
-    """Return a step that takes its batch from a thread, and spends a few milliseconds in each of its products."""
-    model = nn.Sequential(*[nn.Linear(512, 512) for _ in range(6)])
-    optimizer = SGD(model.parameters(), 1e-3)
-    ready: queue.Queue[Tensor] = queue.Queue(2)
-
-    def fill() -> None:
-        for _ in range(2 * STEPS_OF_A_LOOP):
-            try:
-                ready.put(prepare(), timeout=5)
-            except queue.Full:  # the loop has ended
-                return
-
-    threading.Thread(target=fill, daemon=True).start()
-
-    def step() -> None:
-        update(optimizer, model(ready.get()).square().mean())
-
-    return step
-
-
-def in_python() -> Tensor:
-    total = 0
-    for number in range(600_000):
-        total += number % 7
-    return torch.full((512, 512), total / 1e7)
-
-
-def by_operators() -> Tensor:
-    return torch.randn(512, 512).sort().values
-
-
 FAULTS: dict[str, tuple[Callable[[], Step], str]] = {  # name → (the loop, the code of the first cause)
     "never_cleared": (never_cleared, "gradients-not-cleared"),
     "another_optimizer_cleared": (another_optimizer_cleared, "gradients-not-cleared"),
@@ -1067,7 +1033,6 @@ FAULTS: dict[str, tuple[Callable[[], Step], str]] = {  # name → (the loop, the
     "anomaly_in_backward": (anomaly_in_backward, "anomaly-detection"),
     "hook_per_step": (hook_per_step, "growing-hooks"),
     "tensor_hook_per_step": (tensor_hook_per_step, "growing-hooks"),
-    "batches_in_python": (lambda: batches_of_a_thread(in_python), "python-threads"),
 }
 
 
@@ -1611,5 +1576,4 @@ SOUND: dict[str, Callable[[], Step]] = {
     **{f"loss_with_{name}": (lambda loss=loss: regression(loss)) for name, loss in PAIRING_LOSSES.items()},  # type: ignore[misc]
     "thresholds_for_one_batch": lambda: regression(PAIRING_LOSSES["thresholds"], 1),
     "ensemble": lambda: regression(lambda prediction, target: ((prediction - target[:, None]) ** 2).mean(), outputs=16),
-    "batches_by_operators": lambda: batches_of_a_thread(by_operators),
 }
