@@ -33,8 +33,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
     """Find the own functions whose results become the model's input, by the data flow in the loop's source."""
     step_s, phase_s = evidence.step_s, evidence.phase_s(OTHER)
     of_loader = ends_of_iterators(evidence)
-    of_model = (row for row in OWN_PYTHON.of(evidence.tables) if row.get("feeds_model") and row not in of_loader)
-    rows = [row for row in of_model if row["samples"] >= FEWEST]
+    own = (row for row in OWN_PYTHON.of(evidence.tables) if row["phase"] == OTHER and row not in of_loader)
+    rows = [row for row in own if row.get("feeds_model") and row["samples"] >= FEWEST]
     if not evidence.is_loop or not rows or step_s is None or phase_s is None:
         return None
     calls = rows[0].get("calls") or ""

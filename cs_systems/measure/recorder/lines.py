@@ -52,7 +52,8 @@ def own_python(
     counts: Counter[tuple[str, CodeType, bool]] = Counter()
     collected: Counter[str] = Counter()
     around = {line[0] for s in samples for line in _chain(s) if s.phase is not None and s.phase.phase() not in AROUND}
-    calls = {_chain(s)[-1] for s in samples if _chain(s) and s.phase is not None and s.phase.phase() not in AROUND}
+    of_phases = (s for s in samples if s.phase is not None and s.phase.phase() not in (*AROUND, LOSS))
+    calls = {chain[-1] for s in of_phases if (chain := _chain(s))}
     around_s = 0.0
     for sample in samples:
         phase = sample.phase.phase() if sample.phase is not None else None

@@ -67,6 +67,14 @@ class OtherPrograms:
             return 0.0
         return _share(known[-third - 1], known[-1]) - _share(known[0], known[third])
 
+    def fall_after(self, step: int) -> float:
+        """Return the fall of their share of the cores, from the steps before this one to the others."""
+        before = [reading for reading in self.readings if reading.step < step]
+        after = [reading for reading in self.readings if reading.step >= step]
+        if len(before) < 2 or not after:
+            return 0.0
+        return _share(before[0], before[-1]) - _share(before[-1], after[-1])
+
 
 def _share(first: Reading, last: Reading) -> float:
     """Return the share of the cores that other programs had between two readings."""

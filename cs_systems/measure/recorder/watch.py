@@ -432,6 +432,9 @@ class Watch(Observer):
         if start is None:
             return set(), []
         first = {*known[: start.steps]}
+        was_busier = self._others.fall_after(max(first) + 1) >= BUSIER
+        if was_busier and start.each_s < BY_OTHERS * start.later_s:
+            return set(), []
         known_s = sum(worked_s[n] for n in known)
         falls = {name: -rise for name, rise in _rises(phases).items()}
         most = max(falls, key=falls.__getitem__, default=None)

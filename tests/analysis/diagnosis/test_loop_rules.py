@@ -953,6 +953,14 @@ def test_bound_allows_for_a_short_rest_that_runs_in_cold_caches() -> None:
     assert found.at_best == pytest.approx(0.001)
 
 
+def test_forward_of_a_target_network_prepares_no_batch() -> None:
+    """In a phase without gradients the flow goes into the loss, and not into the model's input."""
+    target = own("update", 32, 0.04) | {"feeds_model": True}
+    (found,) = causes(loop({"own_python": [target]}, other=0.05))
+    assert found.code == "batch-preparation"
+    assert not causes(loop({"own_python": [target | {"phase": "forward without gradients"}]}, other=0.05))
+
+
 def test_bound_leaves_out_the_hooks_around_calls_of_phases() -> None:
     rows = [own("batches", 32, 0.04) | {"feeds_model": True}, own("calls of phases", 0, 0.01) | {"place": ""}]
     (found,) = causes(loop({"own_python": rows}, other=0.05))

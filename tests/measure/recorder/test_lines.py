@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import CodeType
+from typing import NamedTuple
 
 import pytest
 
-from cs_systems.measure.recorder.lines import common_line
+from cs_systems.analysis.comparison.loop_findings import CALLS
+from cs_systems.measure.recorder.lines import common_line, own_python
 from cs_systems.measure.recorder.stacks import Line, Sample, line_of
 
 PROGRAM = """
@@ -73,3 +75,22 @@ def test_slow_steps_are_named_after_a_line_with_most_of_the_time_or_a_function_t
     updating = [(line(main, 6), line(update, 10)), (line(main, 6), line(update, 11))]
     found, share = common_line(samples, updating if updates else ())
     assert (found and (line_of(found), share)) == expected
+
+
+class In(NamedTuple):
+    """Phase of a sample."""
+
+    name: str
+
+    def phase(self) -> str:
+        return self.name
+
+
+@pytest.mark.parametrize(("phase", "function"), [("forward", CALLS), ("loss", "play")])
+def test_a_line_that_also_runs_after_the_last_forward_is_no_call_of_a_phase(phase: str, function: str) -> None:
+    """What follows the last forward of a step is its loss, such as the last of several calls of an own function."""
+    found = codes()
+    chain = line(found["main"], 3), line(found["play"], 8)
+    samples = [Sample(0, In(name), chain, None, 0.01) for name in ("other", "other", "other", phase)]
+    rows = own_python(samples, {"other": 0.03, phase: 0.01}, lambda chain: False)
+    assert [row["function"] for row in rows if row["phase"] == "other"] == [function]

@@ -413,6 +413,8 @@ def test_own_work_does_not_count_as_that_of_other_programs(others_s: float, expe
         stat.write_text(f"cpu  {ticks[0]} 0 0 {ticks[1]} 0 0 0 0 0 0\n")
         others.read(float(second), own_s, second)
     assert others.rise(0) == pytest.approx(expected)
+    assert others.fall_after(7) == pytest.approx(-expected)
+    assert others.fall_after(2) == 0.0, "one reading shows no share"
 
 
 @pytest.mark.parametrize(

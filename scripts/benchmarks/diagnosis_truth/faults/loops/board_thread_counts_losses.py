@@ -18,7 +18,10 @@ CASE = {
     "place": ["def draw(", "for value in values", "self.draw()", "time.sleep(self.every)", "sorted(self.values)"],
     "share": 50,
     "remedy": "draw the board in the training loop every hundred steps, or once a second, from a histogram made by tensors",
-    "without": [["        self.thread.start()\n", "        pass\n"], ["        self.thread.join()\n", "        pass\n"]],
+    "without": [
+        ["        self.thread.start()\n", "        pass\n"],
+        ["        self.thread.join()\n", "        pass\n"],
+    ],
 }
 
 

@@ -16,7 +16,12 @@ CASE = {
     "place": ["trainable = filter(", "clip_grad_norm_(trainable", "torch.optim.SGD(trainable"],
     "share": 0,
     "remedy": "make a list of the filter",
-    "without": [["    trainable = filter(lambda p: p.requires_grad, model.parameters())\n", "    trainable = list(filter(lambda p: p.requires_grad, model.parameters()))\n"]],
+    "without": [
+        [
+            "    trainable = filter(lambda p: p.requires_grad, model.parameters())\n",
+            "    trainable = list(filter(lambda p: p.requires_grad, model.parameters()))\n",
+        ]
+    ],
 }
 
 ALPHABET = "0123456789+-=; "

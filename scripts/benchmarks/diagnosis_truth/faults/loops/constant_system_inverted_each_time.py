@@ -14,8 +14,14 @@ CASE = {
     "share": 45,
     "remedy": "invert or factorise the matrix once in the constructor",
     "without": [
-        ["        self.identity = torch.eye(side * side)\n", "        self.identity = torch.eye(side * side)\n        self.inverse = torch.linalg.inv(self.identity + self.dt * self.stiffness)\n"],
-        ["        inverse = torch.linalg.inv(self.identity + self.dt * self.stiffness)\n", "        inverse = self.inverse\n"],
+        [
+            "        self.identity = torch.eye(side * side)\n",
+            "        self.identity = torch.eye(side * side)\n        self.inverse = torch.linalg.inv(self.identity + self.dt * self.stiffness)\n",
+        ],
+        [
+            "        inverse = torch.linalg.inv(self.identity + self.dt * self.stiffness)\n",
+            "        inverse = self.inverse\n",
+        ],
     ],
 }
 

@@ -14,7 +14,10 @@ CASE = {
     "place": ["model.eval()", "model.train()", "if self.training", "recall("],
     "share": 0,
     "remedy": "call model.train() at the start of each epoch",
-    "without": [["    model.eval()\n", "    model.train()\n    model.eval()\n"], ["    return hits / held_out.sum().item()\n", "    model.train()\n    return hits / held_out.sum().item()\n"]],
+    "without": [
+        ["    model.eval()\n", "    model.train()\n    model.eval()\n"],
+        ["    return hits / held_out.sum().item()\n", "    model.train()\n    return hits / held_out.sum().item()\n"],
+    ],
 }
 
 

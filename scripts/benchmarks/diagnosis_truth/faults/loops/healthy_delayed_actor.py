@@ -48,7 +48,9 @@ class Pendulums:
 
 
 def mlp(inputs, outputs, width=192):
-    return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs))
+    return nn.Sequential(
+        nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs)
+    )
 
 
 class Critics(nn.Module):
@@ -102,7 +104,9 @@ def main(steps=900, warm=60, batch=128, capacity=20000):
     for t in range(steps + warm):
         states = world.state()
         with torch.no_grad():
-            pushes = (agent.actor(states) + 0.2 * torch.randn(n, 1)).clamp(-1, 1) if t > warm else 2 * torch.rand(n, 1) - 1
+            pushes = (
+                (agent.actor(states) + 0.2 * torch.randn(n, 1)).clamp(-1, 1) if t > warm else 2 * torch.rand(n, 1) - 1
+            )
         following, rewards = world.step(pushes)
         memory[count : count + n] = torch.cat([states, pushes, rewards[:, None], following], 1)
         count += n

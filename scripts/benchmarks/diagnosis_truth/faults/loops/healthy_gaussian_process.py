@@ -10,7 +10,16 @@ CASE = {
     "truth": "A Cholesky decomposition in double precision in each step is the method itself: the kernel's matrix changes with the parameters, and in single precision it would not stay positive definite.",
     "cause": None,
     "also": [],
-    "never": ["data-loading", "logging", "growth", "no-update", "host-python", "casts", "start-up", "duplicate-forward"],
+    "never": [
+        "data-loading",
+        "logging",
+        "growth",
+        "no-update",
+        "host-python",
+        "casts",
+        "start-up",
+        "duplicate-forward",
+    ],
     "healthy": True,
 }
 

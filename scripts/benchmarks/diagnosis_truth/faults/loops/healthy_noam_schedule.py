@@ -27,7 +27,9 @@ def ordinal(day):
 def spoken():
     year, month, day = random.randrange(1900, 2030), random.randrange(12), random.randrange(1, 29)
     name = MONTHS[month]
-    text = random.choice([f"the {ordinal(day)} of {name} {year}", f"{name} {ordinal(day)} {year}", f"{day} {name} {year}"])
+    text = random.choice(
+        [f"the {ordinal(day)} of {name} {year}", f"{name} {ordinal(day)} {year}", f"{day} {name} {year}"]
+    )
     return text, f"^{year}-{month + 1:02d}-{day:02d}"
 
 

@@ -14,7 +14,12 @@ CASE = {
     "place": ["torch.tensor([who, mood, age]", "loss.backward()", "requires_grad=True"],
     "share": 0,
     "remedy": "torch.stack the losses, or add them",
-    "without": [["        losses = torch.tensor([who, mood, age], requires_grad=True)\n", "        losses = torch.stack([who, mood, age])\n"]],
+    "without": [
+        [
+            "        losses = torch.tensor([who, mood, age], requires_grad=True)\n",
+            "        losses = torch.stack([who, mood, age])\n",
+        ]
+    ],
 }
 
 

@@ -17,8 +17,14 @@ CASE = {
     "share": 42,
     "remedy": "keep a dict from node to position",
     "without": [
-        ["    nodes = list(seeds)\n", "    nodes = list(seeds)\n    where = {node: i for i, node in enumerate(nodes)}\n"],
-        ["                if other not in nodes:\n", "                if other not in where:\n                    where[other] = len(nodes)\n"],
+        [
+            "    nodes = list(seeds)\n",
+            "    nodes = list(seeds)\n    where = {node: i for i, node in enumerate(nodes)}\n",
+        ],
+        [
+            "                if other not in nodes:\n",
+            "                if other not in where:\n                    where[other] = len(nodes)\n",
+        ],
         ["                sources.append(nodes.index(other))\n", "                sources.append(where[other])\n"],
         ["                targets.append(nodes.index(node))\n", "                targets.append(where[node])\n"],
     ],

@@ -17,7 +17,12 @@ CASE = {
     "place": ["ReduceLROnPlateau(", "scheduler.step(", 'mode="max"'],
     "share": 0,
     "remedy": "mode='min'",
-    "without": [["    scheduler = ReduceLROnPlateau(optimizer, mode=\"max\", factor=0.2, patience=1)\n", "    scheduler = ReduceLROnPlateau(optimizer, mode=\"min\", factor=0.2, patience=1)\n"]],
+    "without": [
+        [
+            '    scheduler = ReduceLROnPlateau(optimizer, mode="max", factor=0.2, patience=1)\n',
+            '    scheduler = ReduceLROnPlateau(optimizer, mode="min", factor=0.2, patience=1)\n',
+        ]
+    ],
 }
 
 

@@ -10,14 +10,26 @@ CASE = {
     "truth": "Each draw of a batch converts the whole replay memory from bytes to floats and divides it by 255, before 32 of its frames are picked. Measured: 50%.",
     "cause": "casts",
     "also": ["data-loading", "elementwise-chain"],
-    "never": ["logging", "evaluation", "growth", "host-python", "no-update", "start-up", "padding", "checkpoint-writing"],
+    "never": [
+        "logging",
+        "evaluation",
+        "growth",
+        "host-python",
+        "no-update",
+        "start-up",
+        "padding",
+        "checkpoint-writing",
+    ],
     "healthy": False,
     "place": ["self.frames.float()", "self.frames.float() / 255", "memory.draw(", "def draw("],
     "share": 50,
     "remedy": "pick the frames first, convert them afterwards",
     "without": [
         ["        scaled = self.frames.float() / 255\n", ""],
-        ["        return scaled[pick], self.moves[pick], self.rewards[pick], self.ends[pick], scaled[pick + 1]\n", "        scaled = self.frames[torch.cat([pick, pick + 1])].float() / 255\n        return scaled[:batch], self.moves[pick], self.rewards[pick], self.ends[pick], scaled[batch:]\n"],
+        [
+            "        return scaled[pick], self.moves[pick], self.rewards[pick], self.ends[pick], scaled[pick + 1]\n",
+            "        scaled = self.frames[torch.cat([pick, pick + 1])].float() / 255\n        return scaled[:batch], self.moves[pick], self.rewards[pick], self.ends[pick], scaled[batch:]\n",
+        ],
     ],
 }
 
