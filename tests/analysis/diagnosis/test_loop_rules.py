@@ -954,7 +954,7 @@ def test_bound_allows_for_a_short_rest_that_runs_in_cold_caches() -> None:
 
 
 def test_forward_of_a_target_network_prepares_no_batch() -> None:
-    """In a phase without gradients the flow goes into the loss, and not into the model's input."""
+    """Without gradients the flow goes into the loss, and not into the model's input."""
     target = own("update", 32, 0.04) | {"feeds_model": True}
     (found,) = causes(loop({"own_python": [target]}, other=0.05))
     assert found.code == "batch-preparation"

@@ -88,7 +88,7 @@ class In(NamedTuple):
 
 @pytest.mark.parametrize(("phase", "function"), [("forward", CALLS), ("loss", "play")])
 def test_a_line_that_also_runs_after_the_last_forward_is_no_call_of_a_phase(phase: str, function: str) -> None:
-    """What follows the last forward of a step is its loss, such as the last of several calls of an own function."""
+    """The last of several calls of an own function comes after the last forward, and counts to the loss."""
     found = codes()
     chain = line(found["main"], 3), line(found["play"], 8)
     samples = [Sample(0, In(name), chain, None, 0.01) for name in ("other", "other", "other", phase)]

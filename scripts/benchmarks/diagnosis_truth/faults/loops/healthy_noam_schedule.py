@@ -8,10 +8,10 @@ from torch import nn
 
 CASE = {
     "generation": 10,
-    "truth": "The optimizer's rate is 1.0 and the schedule multiplies it by 0.001 at most, rising at first: the schedule of the first transformer, whose factor is the rate itself. The loss falls as it should.",
+    "truth": "The optimizer's rate is 1.0 and the schedule multiplies it by 0.001 at most, rising at first: the schedule of the first transformer, whose factor is the rate itself. The loss falls as it should. 29% of each batch of sources is padding, and without it 150 steps took 3 to 15% less CPU time, so that padding may be named.",
     "cause": None,
-    "also": [],
-    "never": ["learning-rate-too-small", "divergence", "no-update", "padding", "data-loading", "growth", "logging"],
+    "also": ["padding"],
+    "never": ["learning-rate-too-small", "divergence", "no-update", "data-loading", "growth", "logging"],
     "healthy": True,
 }
 
