@@ -156,8 +156,16 @@ NAMES = {
     r"|_?(stats|metrics?)\(\)|writes pictures|\b[Tt]racker\b": "logging",
     r"loads the next batch|fills a queue": "data-loading",
     r"compiles|dynamo|inductor": "recompilation",
+    r"for a metric": "evaluation",
 }
 """Names and words in a sentence about host work that show its cause, in addition to its code."""
+OF_CODES = {
+    # a log that is written whole in each step grows, and the sentence says that it is written
+    "growth": {r"writes values as text|writes a file|fills a pandas table": "logging"},
+    # the sentence says that a parametrization is computed again, and by which decomposition
+    "repeated-calls": {r"by (a matrix exponential|solving a linear system|Householder)": "decompositions"},
+}
+"""The same of one code alone."""
 OF_HOST = ("host-time", "own-python", "periodic-steps", "python-threads")
 
 NEUTRAL = {"unstable-times", "unstable", "throttled-clock", "throttled", "few-samples", "nothing", "unknown"}
@@ -347,6 +355,7 @@ def causes_of(code: str, sentence: str) -> tuple[str, ...]:
     """
     text = re.sub(r"\S+\.py:\d+", "", sentence)  # a file is named after its case
     named = [word for pattern, word in NAMES.items() if code in OF_HOST and re.search(pattern, text)]
+    named += [word for pattern, word in OF_CODES.get(code, {}).items() if re.search(pattern, text)]
     return (*named, *CODES.get(code, ()))
 
 

@@ -287,6 +287,7 @@ class RepeatedModulesRow(TypedDict):
     recorded_share: float  # share of these calls in the time of forward that autograd records
     place: str | None  # the program's line with most of the time
     parametrized: NotRequired[str | None]  # weight that most of the time computes again, such as `Net.layer.weight`
+    method: NotRequired[str | None]  # how it is made orthogonal: matrix_exp, cayley or householder
 
 
 class OneHotRow(TypedDict):

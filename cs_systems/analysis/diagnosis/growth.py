@@ -20,7 +20,7 @@ from cs_systems.analysis.comparison.loop_findings import (
 from cs_systems.analysis.comparison.loop_growth import Growth, time_growth
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
-from cs_systems.analysis.diagnosis.own_python import called_at
+from cs_systems.analysis.diagnosis.own_python import called_at, work_of
 from cs_systems.core.tables import Row
 from cs_systems.core.units import human
 
@@ -34,6 +34,9 @@ MEMORY = "find what is kept from step to step, such as losses with their graph, 
 BUFFER = "write into a buffer of the final size in place of torch.cat, which copies all earlier entries in each step"
 CONCATENATES = "CatArray"
 TIME = "find what each step does for all steps before it, such as reading a list that grows"
+APPEND = "write only what is new in each step, such as one line at the end of a file, or write everything at the end"
+WRITING = ("writes values as text", "writes a file")  # kinds of work
+TABLE = "fills a pandas table"
 DENORMALS = "torch.set_flush_denormal(True) shows whether numbers fade to denormals, with which a CPU is slow"
 
 
@@ -72,6 +75,11 @@ def _of_time(row: GrowthRow, evidence: Evidence) -> Diagnosis | None:
     cause = _slower(Growth(row["steps"], first, last, row["per_step"]), place)
     most = _most_of_other(own) if phase in (None, OTHER) else None
     where = _named(most, last - first) if most is not None and most["function"] != COLLECTOR else ""
+    work = work_of(most["function"], most.get("calls")) if most is not None and where else None
+    if work is not None and work.words in (*WRITING, TABLE):
+        remedy = work.remedy if work.words == TABLE else APPEND
+        where = f"{where}, which {work.words}"
+        return Diagnosis(cause, remedy, last, takes=last - first, evidence=(row,), where=where)
     is_on_cpu = evidence.config is not None and evidence.config.device == "cpu"
     remedy = f"{TIME}; {DENORMALS}" if is_on_cpu and phase != OTHER and not where else TIME
     return Diagnosis(cause, remedy, last, takes=last - first, evidence=(row,), where=where)

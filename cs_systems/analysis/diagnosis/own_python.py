@@ -39,6 +39,8 @@ SORTED = HostWork(
     "sorts", "sort less often; if only the largest or smallest are used, take these alone (Tensor.topk, heapq)"
 )
 SORTS = re.compile(r"\b(arg)?sort(ed)?$")
+METRIC = re.compile(r"metrics?|recall|ndcg|mrr|accuracy|(?<![a-z])(auc|f1|iou|bleu|rouge)(?![a-z])", re.IGNORECASE)
+SORTED_FOR_METRIC = HostWork("sorts for a metric", f"{SORTED.remedy}; or compute the metric every few steps")
 POLL = "wait for it without a pause: get() of a queue with a timeout, wait() of an event, or result() of a future"
 COLLECTIVES = re.compile(  # methods of a tensor named dist, such as gather, are none
     r"(?:(?<![\w.])dist|distributed)\.(?:all_reduce|all_gather|all_to_all|reduce_scatter|broadcast|barrier)\w*$"
@@ -162,7 +164,7 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
     work = polls(shown[0]) or work_of(shown[0]["function"], shown[0].get("calls"))
     work = work or (LOGGED if shown[0].get("writes") else None)
     if work is None and SORTS.search(shown[0].get("calls") or ""):
-        work = SORTED
+        work = SORTED_FOR_METRIC if METRIC.search(shown[0]["function"] or "") else SORTED
     does = f", which {work.words}" if work and shown[0]["time_s"] >= MOSTLY * lasted_s else ""
     cause = f"{share} is the script's own Python{does}: {lines}"
     remedy = work.remedy if work else REMEDY

@@ -13,6 +13,11 @@ NOTABLE = 0.5  # share of the steps
 UNUSED = "take metrics from the output that the loss uses (output.detach()), or call the model under torch.no_grad()"
 KEEP = "run them once, and keep the results that are needed again"
 CACHED = "run the forward pass inside `with torch.nn.utils.parametrize.cached():`, which computes it once"
+METHODS = {  # of torch.nn.utils.parametrizations.orthogonal
+    "matrix_exp": " by a matrix exponential",
+    "cayley": " by solving a linear system",
+    "householder": " by Householder reflections",
+}
 SAME = "call it once, and use its output in both places"
 
 
@@ -53,7 +58,8 @@ def _of_modules(evidence: Evidence) -> Diagnosis | None:
     place = f", most of it at {row['place']}" if row["place"] else ""
     cause = f"{takes / step_s:.0%} of the step is {calls}, with the same input and result{place}"
     if weight:
-        cause += f"; they compute {weight} anew at each use, and their backward may take longer than is counted"
+        how = METHODS.get(row.get("method") or "", "")
+        cause += f"; they compute {weight}{how} anew at each use, and their backward may take longer than is counted"
     return Diagnosis(cause, CACHED if weight else KEEP, step_s, takes=takes, evidence=(row,))
 
 

@@ -66,7 +66,7 @@ class _Content(NamedTuple):
 class _Repeat(NamedTuple):
     """Call that repeats another one, with the part of its time whose operators autograd records.
 
-    parametrized: the weight that it computes, if it is a parametrization.
+    parametrized: the weight that it computes, if it is a parametrization. method: its way to make it orthogonal.
     """
 
     module: str
@@ -74,6 +74,7 @@ class _Repeat(NamedTuple):
     time_s: float
     recorded_s: float
     parametrized: str | None
+    method: str | None
 
 
 class SeenCall(NamedTuple):
@@ -236,7 +237,8 @@ class ModuleCalls(Replacing):
         if repeats:
             line = own_lines(sys._getframe(1))[1]
             weight = self._parametrized()
-            frame.repeats = [_Repeat(type(module).__name__, line, lasted_s, frame.recorded_s, weight)]
+            method = getattr(getattr(module, "orthogonal_map", None), "name", None)
+            frame.repeats = [_Repeat(type(module).__name__, line, lasted_s, frame.recorded_s, weight, method)]
         self._open[-1].add(frame, lasted_s)
         self._add_own(time.perf_counter() - ended_s)
 
@@ -324,14 +326,16 @@ def _row(steps: Sequence[_Frame]) -> RepeatedModulesRow | None:
     repeats = [each for step in steps for each in step.repeats]
     if not repeats:
         return None
-    lines, modules, weights = Counter[Line](), Counter[str](), Counter[str | None]()
+    lines, modules = Counter[Line](), Counter[str]()
+    weights: Counter[tuple[str | None, str | None]] = Counter()
     for each in repeats:
         modules[each.module] += each.time_s  # type: ignore[assignment]
-        weights[each.parametrized] += each.time_s  # type: ignore[assignment]
+        weights[each.parametrized, each.method] += each.time_s  # type: ignore[assignment]
         if each.line is not None:
             lines[each.line] += each.time_s  # type: ignore[assignment]
     again_s, in_modules_s = sum(each.time_s for each in repeats), sum(step.inner_s for step in steps)
     again_recorded_s, recorded_s = sum(each.recorded_s for each in repeats), sum(step.recorded_s for step in steps)
+    weight, method = max(weights, key=weights.__getitem__)
     return {
         "module": max(modules, key=modules.__getitem__),
         "steps": sum(bool(step.repeats) for step in steps),
@@ -341,5 +345,6 @@ def _row(steps: Sequence[_Frame]) -> RepeatedModulesRow | None:
         "share": again_s / in_modules_s if in_modules_s else 0.0,
         "recorded_share": again_recorded_s / recorded_s if recorded_s else 0.0,
         "place": place_of(max(lines, key=lines.__getitem__)) if lines else None,
-        "parametrized": max(weights, key=weights.__getitem__),
+        "parametrized": weight,
+        "method": method,
     }

@@ -46,7 +46,7 @@ CAUSES = {
     "repeated-backward": "backward runs several times through the same graph, for losses that could be added",
     "unused-gradients": "gradients are computed that no optimizer uses",
     "needless-copies": "tensors are cloned although nothing writes in place",
-    "decompositions": "singular values, eigenvalues or inverses of matrices for a penalty or a statistic",
+    "decompositions": "singular values, eigenvalues, inverses or exponentials of matrices, for a penalty or a weight",
     "recomputation": "activation checkpointing computes the forward again",
     # kernels
     "elementwise-chain": "memory-bound elementwise kernels, not fused",

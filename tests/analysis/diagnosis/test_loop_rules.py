@@ -805,6 +805,16 @@ def test_repeated_parametrizations_are_cached() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [("matrix_exp", " by a matrix exponential"), ("cayley", " by solving a linear system"), (None, "")],
+)
+def test_repeated_parametrization_says_how_it_makes_a_weight_orthogonal(method: str | None, words: str) -> None:
+    row = repeated_modules(time_s=0.02, share=1.0, parametrized="Net.layer.weight", method=method)
+    (found,) = causes(loop({"repeated_modules": [row]}))
+    assert f"they compute Net.layer.weight{words} anew at each use" in found.sentence
+
+
 def test_repeated_calls_of_a_models_layers_are_reported_with_their_line() -> None:
     (found,) = causes(loop({"repeated_modules": [repeated_modules(time_s=0.02, share=1.0)]}))
     assert found.sentence.startswith(
@@ -1222,10 +1232,23 @@ def test_waits_for_a_gpu_or_for_other_ranks_are_no_waits_for_a_thread(device: st
     assert "python-threads" not in {each.code for each in causes(replace(evidence, config=config))}
 
 
+@pytest.mark.parametrize("function", ["Recall.add", "update_ndcg", "mean_f1", "Metrics.compute"])
+def test_who_sorts_for_a_metric_is_told_to_compute_it_less_often(function: str) -> None:
+    (found,) = causes(loop({"own_python": [own(function, 8, 0.05, "scores.argsort")]}, other=0.06))
+    assert f"which sorts for a metric: {function}() at train.py:8" in found.sentence
+    assert "(Tensor.topk, heapq); or compute the metric every few steps" in found.sentence
+
+
+@pytest.mark.parametrize("function", ["map_tokens", "shuffle", "AucklandLoader.order"])
+def test_who_sorts_for_something_else_is_told_of_no_metric(function: str) -> None:
+    (found,) = causes(loop({"own_python": [own(function, 8, 0.05, "scores.argsort")]}, other=0.06))
+    assert "metric" not in found.sentence
+
+
 @pytest.mark.parametrize("call", ["scores.argsort", "torch.sort", "sorted"])
 def test_who_sorts_is_told_to_take_the_largest_ones_alone(call: str) -> None:
-    (found,) = causes(loop({"own_python": [own("Recall.add", 8, 0.05, call)]}, other=0.06))
-    assert "which sorts: Recall.add() at train.py:8" in found.sentence
+    (found,) = causes(loop({"own_python": [own("Order.add", 8, 0.05, call)]}, other=0.06))
+    assert "which sorts: Order.add() at train.py:8" in found.sentence
     assert "take these alone (Tensor.topk, heapq)" in found.sentence
 
 
@@ -1268,6 +1291,20 @@ def test_growing_steps_name_the_line_that_took_most_of_the_phase_when_sampled(sh
     row = growing("step time", 0.005, 0.025, phase="other")
     found = causes(loop({"growth": [row], "own_python": [own("log", 8, 0.001, "logger.info") | {"share": share}]}))
     assert f"most of it outside of the model{named}: find what each step does" in found[0].sentence
+
+
+@pytest.mark.parametrize(
+    ("calls", "words"),
+    [
+        ("self.table.to_csv", ", which writes values as text): write only what is new in each step"),
+        ("file.write", ", which writes a file): write only what is new in each step"),
+        ("pd.concat", ", which fills a pandas table): keep the values in a list, and make the table after the loop"),
+        ("sum", "): find what each step does for all steps before it"),
+    ],
+)
+def test_growing_steps_that_write_all_again_are_told_to_write_what_is_new(calls: str, words: str) -> None:
+    rows = {"growth": [growing("step time", 0.02, 0.07)], "own_python": [own("Table.add", 8, 0.06, calls)]}
+    assert f"Table.add() at train.py:8, {calls}{words}" in causes(loop(rows, other=0.06))[0].sentence
 
 
 def on_gpu(lags: dict[str, float], **tables: Any) -> Evidence:

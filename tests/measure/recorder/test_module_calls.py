@@ -93,8 +93,8 @@ def test_weight_of_a_repeated_parametrization_is_named_unless_it_is_cached(is_ca
                 loss = model(torch.randn(16, 40))
                 update(optimizer, loss)
     rows = recorder.records[0].results.get("repeated_modules", [])
-    expected = [] if is_cached else [("_Orthogonal", 3, "Recurrent.transition.weight")]
-    assert [(row["module"], row["calls"], row["parametrized"]) for row in rows] == expected
+    expected = [] if is_cached else [("_Orthogonal", 3, "Recurrent.transition.weight", "matrix_exp")]
+    assert [(row["module"], row["calls"], row["parametrized"], row["method"]) for row in rows] == expected
 
 
 def test_nothing_stays_replaced_after_an_error_in_a_model(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ CASE = {
     "healthy": False,
     "place": [
         "self.queue.get()",
+        "self.queue.put(corpus.batch(",
         "for tokens, labels in Prefetcher(",
         "def mask_tokens",
         "for i, word in enumerate(words)",
