@@ -248,6 +248,14 @@ def test_lever_of_a_part_that_takes_no_time_is_not_tried(name: str, takes_part: 
     assert lever.unfit(situation) == (None if takes_part else IN_STEPS[name])
 
 
+@pytest.mark.parametrize(("code", "applies"), [("mixed-steps", True), ("mixed-batches", False)])
+def test_graphs_are_not_recorded_for_each_size_of_a_batch(code: str, applies: bool) -> None:
+    record = RunRecord("", RunConfig(workload="loop train").to_dict(), "ok", warnings=(Caveat(code, "", ""),))
+    script = all_levers()["reduce_overhead"].script
+    assert script is not None
+    assert (script.unfit(Situation(ScriptPlan(), GPU, (record,), texts=(SCRIPT,))) is None) == applies
+
+
 DDP_OF_NET = "from torch.nn.parallel import DistributedDataParallel as DDP\nself.net = DDP(self.net)\n"
 EDITS = {
     "anomaly_detection": (
