@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from cs_systems.analysis.comparison.loop_findings import PYTHON_THREADS, PythonThreadRow
 from cs_systems.measure.recorder.observers import FewSteps, ModelCall, Period
 from cs_systems.measure.recorder.stacks import SAMPLER, Line, callee_of, function_of, is_own, own_lines, place_of
+from cs_systems.measure.recorder.subject import Subject
 
 PAUSE_S = 1e-3  # time for which the lock is given away
 HELD = 0.5  # times the switch interval; a thread that keeps the lock for longer holds up the loop's
@@ -47,12 +48,17 @@ def _spent(task: int) -> _Spent | None:
 
 
 class OtherThreads(FewSteps):
-    """Observer of other Python threads: the time of all threads in the timed steps, and lines in untimed ones."""
+    """Observer of other Python threads: the time of all threads in the timed steps, and lines in untimed ones.
+
+    It is idle on a GPU, where the looks would take time of the loop, and among ranks: there the loop also waits for
+    kernels, or for the others.
+    """
 
     runs_operators = False
 
-    def __init__(self) -> None:
+    def __init__(self, subject: Subject) -> None:
         super().__init__()
+        self._subject = subject
         self.restart()
 
     def restart(self) -> None:
@@ -66,6 +72,9 @@ class OtherThreads(FewSteps):
 
     def begins(self, period: Period) -> None:
         super().begins(period)
+        if self._subject.device.is_cuda or self._subject.world_size > 1:
+            self.stop_looking()
+            return
         self._measures = period is Period.WARMUP
         if period is Period.TIMED:
             self._began = time.perf_counter(), self._all_spent()

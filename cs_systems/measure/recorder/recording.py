@@ -124,7 +124,7 @@ class Recording:
             self._watch, Training(of, hidden), HookNumbers(of, hidden), Double(of), Calls(), Passes(of), Anomaly(),
             ModuleCalls(tracker, hidden, lambda: self._probes.compilations()[0], of_calls), *of_calls, Threads(),
             self._outcome, Padding(), RemadeOptimizers(), LearningRates(), DoubleSoftmax(), Unregistered(of),
-            SlowSettings(of), PairedTargets(), InputGradients(of), Energy(of), OtherThreads(),
+            SlowSettings(of), PairedTargets(), InputGradients(of), Energy(of), OtherThreads(of),
             RandomDraws(tracker, hidden, lambda: self._probes.compilations()[0]),
         ]  # fmt: skip
         if self._writer.meeting is not None:

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 
 from cs_systems.analysis.comparison.loop_findings import PYTHON_THREADS
 from cs_systems.analysis.diagnosis import diagnose
+from cs_systems.machine.device import resolve
 from cs_systems.measure.recorder import other_threads
 from cs_systems.measure.recorder.observers import Period
 from cs_systems.measure.recorder.other_threads import OtherThreads
+from cs_systems.measure.recorder.subject import Subject
 from cs_systems.measure.recorder.unedited import ScriptRecorder
 
 STEPS = 40
@@ -92,9 +94,10 @@ def work(look: Callable[[], None], ready: Any) -> None:
     ready.put(1)
 
 
-def shares(monkeypatch: pytest.MonkeyPatch, later: dict[int, tuple[float, float]]) -> list[Any]:
+def shares(monkeypatch: pytest.MonkeyPatch, later: dict[int, tuple[float, float]], ranks: int = 1) -> list[Any]:
     """Return the rows for 10 s in which each thread ran and queued for these times."""
-    observer, now, frames = OtherThreads(), iter((100.0, 110.0)), dict[int, Any]()
+    subject = Subject("loop", resolve("cpu"), [], [], None, ranks)
+    observer, now, frames = OtherThreads(subject), iter((100.0, 110.0)), dict[int, Any]()
     here, other = SimpleNamespace(name="main", ident=1, native_id=10), SimpleNamespace(name="a", ident=2, native_id=20)
     names = {
         "time": SimpleNamespace(perf_counter=lambda: next(now)),
@@ -106,10 +109,12 @@ def shares(monkeypatch: pytest.MonkeyPatch, later: dict[int, tuple[float, float]
     spent = {task: other_threads._Spent(5.0, 1.0) for task in later}
     monkeypatch.setattr(OtherThreads, "_all_spent", staticmethod(lambda: spent))
     observer.begins(Period.TIMED)
+    observer.begins(Period.SAMPLED)
 
     def look() -> None:
         frames[2] = sys._getframe(1)
-        observer.look_after_backward()
+        if observer.is_looking:
+            observer.look_after_backward()
 
     thread = threading.Thread(target=work, args=(look, queue.Queue()))
     thread.start()
@@ -124,6 +129,10 @@ def test_time_in_which_the_loop_neither_ran_nor_waited_for_a_core_is_its_wait(mo
     (row,) = shares(monkeypatch, {10: (3.0, 1.0), 20: (7.0, 0.5), 30: (2.0, 0.25)})
     assert (row["function"], row["calls"], row["puts"], row["tries"]) == ("work", "look", True, 0)
     assert (row["ran_share"], row["waited_share"], row["pool_queued_share"]) == pytest.approx((0.7, 0.6, 0.025))
+
+
+def test_ranks_which_wait_for_each_other_keep_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shares(monkeypatch, {10: (3.0, 1.0), 20: (7.0, 0.5)}, ranks=2) == []
 
 
 @pytest.mark.parametrize("later", [{10: (3.0, 1.0), 20: (0.4, 0.0)}, {10: (3.0, 1.0)}, {}])
