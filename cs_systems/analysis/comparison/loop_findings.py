@@ -372,7 +372,7 @@ class PythonThreadRow(TypedDict):
     place: str  # its line at most looks
     calls: str | None
     puts: bool  # the function puts something into a queue
-    ran_share: float  # share of the timed steps in which it ran
+    busy_share: float  # share of the timed steps in which it ran, or waited for a core; it may keep Python's lock then
     waited_share: float  # share of them in which the loop's thread neither ran nor waited for a core
     pool_queued_share: float  # largest share in which a thread without Python, as of an operator, waited for a core
     operator_threads: int  # number of threads of torch's operators

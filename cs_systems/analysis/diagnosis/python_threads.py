@@ -24,7 +24,7 @@ REMEDY = (
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the thread that ran most, if the loop's thread waits inside the model's phases.
+    """Find the busiest thread, if the loop's thread waits inside the model's phases.
 
     On a CPU these have nothing to wait for but Python's lock, unless operators use several threads and one of these
     waits for a core. On a GPU the loop may also wait for kernels, and among ranks for the others.
@@ -37,7 +37,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if is_delayed and not is_held:
         return None
     waited_s = row["waited_share"] * step_s
-    if waited_s - evidence.phases_s(*WAITING) < NOTABLE * step_s or row["ran_share"] < MOSTLY * row["waited_share"]:
+    if waited_s - evidence.phases_s(*WAITING) < NOTABLE * step_s or row["busy_share"] < MOSTLY * row["waited_share"]:
         return None
     waited_s -= evidence.input_s + sum(row["time_s"] for row in OWN_PYTHON.of(evidence.tables) if _waits_itself(row))
     does = ", which fills a queue" if row["puts"] else ""

@@ -26,7 +26,7 @@ from cs_systems.measure.recorder.subject import Subject
 
 PAUSE_S = 1e-3  # time for which the lock is given away
 HELD = 0.5  # times the switch interval; a thread that keeps the lock for longer holds up the loop's
-LEAST_SHARE = 0.05  # share of the timed steps in which a thread ran; one that did less is not kept
+LEAST_SHARE = 0.05  # share of the timed steps; a thread that was busy for less is not kept
 PUTS = {"put", "put_nowait"}  # methods of a queue, in the function that a thread runs
 _TASKS = Path("/proc/self/task")
 
@@ -63,7 +63,7 @@ class OtherThreads(FewSteps):
 
     def restart(self) -> None:
         self._began: tuple[float, dict[int, _Spent]] | None = None
-        self._ran: dict[int, float] = {}
+        self._busy: dict[int, float] = {}  # time in which a thread ran, or waited for a core
         self._wall_s = self._waited_s = self._pool_queued_s = 0.0
         self._measures = False  # whether a look measures how long the lock is kept; a sampled stack makes that short
         self._tried: Counter[int] = Counter()  # such looks while the thread was in the program's own Python
@@ -85,10 +85,9 @@ class OtherThreads(FewSteps):
         begin_s, before = self._began
         after, main = self._all_spent(), threading.get_native_id()
         self._wall_s, self._began = time.perf_counter() - begin_s, None
-        self._ran = {task: after[task].ran_s - before[task].ran_s for task in before.keys() & after.keys()}
-        if main in self._ran:
-            queued_s = after[main].queued_s - before[main].queued_s
-            self._waited_s = max(0.0, self._wall_s - self._ran.pop(main) - queued_s)
+        self._busy = {task: sum(after[task]) - sum(before[task]) for task in before.keys() & after.keys()}
+        if main in self._busy:
+            self._waited_s = max(0.0, self._wall_s - self._busy.pop(main))
         in_python = {each.native_id for each in threading.enumerate()}
         in_pools = after.keys() & before.keys() - in_python
         self._pool_queued_s = max((after[task].queued_s - before[task].queued_s for task in in_pools), default=0.0)
@@ -150,8 +149,8 @@ class OtherThreads(FewSteps):
     def end(self) -> None:
         rows: list[PythonThreadRow] = []
         for task, lines in self._lines.items():
-            ran_s = self._ran.get(task, 0.0)
-            if not self._wall_s or ran_s < LEAST_SHARE * self._wall_s:
+            busy_s = self._busy.get(task, 0.0)
+            if not self._wall_s or busy_s < LEAST_SHARE * self._wall_s:
                 continue
             line = max(lines, key=lines.__getitem__)
             rows.append(
@@ -160,7 +159,7 @@ class OtherThreads(FewSteps):
                     "place": place_of(line),
                     "calls": callee_of(line),
                     "puts": not PUTS.isdisjoint(line[0].co_names),
-                    "ran_share": ran_s / self._wall_s,
+                    "busy_share": busy_s / self._wall_s,
                     "waited_share": self._waited_s / self._wall_s,
                     "pool_queued_share": self._pool_queued_s / self._wall_s,
                     "operator_threads": torch.get_num_threads(),
@@ -168,4 +167,4 @@ class OtherThreads(FewSteps):
                     "held_share": self._held[task] / max(1, self._tried[task]),
                 }
             )
-        self.keep(PYTHON_THREADS, sorted(rows, key=lambda row: -row["ran_share"]))
+        self.keep(PYTHON_THREADS, sorted(rows, key=lambda row: -row["busy_share"]))

@@ -106,7 +106,7 @@ WALK = {"module": "Net.gru", "kind": "GRU", "samples": 64, "length": 20, "width"
         "evidence": "a shuffled data loader", "steps": 3, "of_steps": 3, "place": "train.py:8"}  # fmt: skip
 PAIRED = {"steps": 6, "of_steps": 6, "predictions": 768, "shape": "768 × 1", "paired": "768 × 768"}
 OF_INPUT = {"steps": 6, "of_steps": 6, "shape": "4 × 16 × 56 × 56", "share": 0.5, "place": "train.py:30"}
-BUSY = {"function": "Batches.fill", "place": "train.py:8", "calls": "encode", "puts": True, "ran_share": 0.7,
+BUSY = {"function": "Batches.fill", "place": "train.py:8", "calls": "encode", "puts": True, "busy_share": 0.7,
         "waited_share": 0.6, "pool_queued_share": 0.5, "operator_threads": 1, "tries": 4,
         "held_share": 0.0}  # fmt: skip
 PASSES = {"passes": 36, "unused": 24}
@@ -616,7 +616,7 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"python_threads": [BUSY | {"waited_share": 0.169}]}, {"python_threads": [BUSY | {"waited_share": 0.171}]},
     ),
     "python-threads: half of the time of the waits": (
-        {"python_threads": [BUSY | {"ran_share": 0.29}]}, {"python_threads": [BUSY | {"ran_share": 0.31}]},
+        {"python_threads": [BUSY | {"busy_share": 0.29}]}, {"python_threads": [BUSY | {"busy_share": 0.31}]},
     ),
     "python-threads: no thread of an operator waits for a core": (
         {"python_threads": [BUSY | {"operator_threads": 2, "pool_queued_share": 0.16}]},
