@@ -394,7 +394,7 @@ def _with_assumed(measured: Pooled, assumed: float) -> Pooled:
 
 def _of_median(n: int) -> float:
     """Return the variance of the median of n normal values, relative to the variance of one value."""
-    return math.pi / (2 * n + math.pi - 2) if n > 1 else 1.0
+    return math.pi / (2 * n + math.pi - 2)
 
 
 class _Estimate(NamedTuple):

@@ -8,7 +8,12 @@ import pytest
 
 from cs_systems.core import statistics as stats
 
-T_2, T_4, T_5 = 4.30265273, 2.77644511, 2.57058184  # 0.975-quantiles of Student's t, by degrees of freedom
+T_1, T_2, T_4, T_5 = (
+    12.7062047,
+    4.30265273,
+    2.77644511,
+    2.57058184,
+)  # 0.975-quantiles of Student's t, by degrees of freedom
 ASSUMED = 0.0095  # standard deviation between processes, of logarithms
 
 
@@ -112,6 +117,84 @@ def test_one_process_on_either_side_does_not_show_the_variance(a: int, b: int, u
     assert found.noise == ("rounds" if unseen else "processes and rounds")
 
 
+def of_median(n: int) -> float:
+    """Return the variance of the median of n normal values over that of one (an approximation)."""
+    return math.pi / (2 * n + math.pi - 2)
+
+
+def varying(n: int, times: float) -> list[list[list[float]]]:
+    """Return processes with equal rounds, and so many times the assumed variance between them."""
+    apart = math.sqrt(times * (n - 1) / 2) * ASSUMED
+    return [of_logs(*[log] * 3) for log in (-apart, *[0.0] * (n - 2), apart)]
+
+
+ONE = [of_logs(0.0, 0.0, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "others", "variances", "dof"),
+    [
+        # a common variance, with the assumed one as one more degree of freedom
+        (varying(3, 1.0), varying(5, 1.0), [], [of_median(3), of_median(5)], 7),
+        (varying(3, 0.1), varying(3, 0.999), [], [(2 * 1.099 + 1) / 5 * of_median(3)] * 2, 5),
+        (varying(3, 2.0), varying(3, 2.0), [varying(3, 4.0)], [(4 * 2.0 + 1) / 5 * of_median(3)] * 2, 5),
+        (varying(2, 1.0), varying(2, 1.0), [varying(3, 1.0)], [of_median(2)] * 2, 5),
+        # variances of their own: of two processes beside more, of unequal sides, and of too few
+        (varying(2, 1.0), varying(5, 1.0), [], [(of_median(2), 2), (of_median(5), 5)], None),
+        (
+            *(varying(3, 0.1), varying(3, 1.001), []),
+            *([((2 * times + 1) / 3 * of_median(3), 3) for times in (0.1, 1.001)], None),
+        ),
+        (varying(3, 1.0), varying(3, 11.0), [], [(of_median(3), 3), (11 * of_median(3), 2)], None),
+        (ONE, ONE, [varying(3, 2.0)], [(1.5, 2)] * 2, None),
+        (ONE, varying(2, 1.0), [varying(3, 1.0)], [(1.0, 2), (of_median(2), 3)], None),
+    ],
+)
+def test_sides_have_a_common_variance_or_one_of_their_own(
+    a: stats.Rounds, b: stats.Rounds, others: list[stats.Rounds], variances: list[float], dof: float | None
+) -> None:
+    """Variances are in units of the assumed one; with their own, the degrees of freedom are Welch's."""
+    if dof is None:
+        of_sides, dofs = zip(*variances, strict=True)
+        dof = sum(of_sides) ** 2 / sum(each**2 / of for each, of in zip(of_sides, dofs, strict=True))
+    else:
+        of_sides = variances
+    half = stats.student_t(0.975, dof) * math.sqrt(sum(of_sides)) * ASSUMED
+    for sides in ((a, b), (b, a)):
+        assert stats.ratio_interval(*sides, others=others).resolution == pytest.approx(math.expm1(half), rel=1e-6)
+
+
+def test_degrees_of_freedom_are_at_least_one() -> None:
+    """A single other pair, which varies far more than is assumed, has half a degree for each side."""
+    half = T_1 * math.sqrt(100 * (1 + of_median(2) / 3)) * ASSUMED
+    found = stats.ratio_interval(ONE, varying(2, 0.0), others=[varying(2, 100.0)])
+    assert found.resolution == pytest.approx(math.expm1(half), rel=1e-6)
+
+
+def test_noisier_side_s_rounds_add_to_the_assumed_variance() -> None:
+    apart = math.sqrt(3) * ASSUMED  # of which the variance of the rounds' mean is the assumed one
+    noisy = [of_logs(log - apart, log, log + apart) for log in (-ASSUMED, 0.0, ASSUMED)]
+    half = T_5 * math.sqrt(2 * of_median(3) * (4 + 2) / 5) * ASSUMED
+    for sides in ((noisy, side(ASSUMED)), (side(ASSUMED), noisy)):
+        assert stats.ratio_interval(*sides).resolution == pytest.approx(math.expm1(half), rel=1e-6)
+
+
+def test_single_process_of_restless_rounds_varies_more_than_the_other_side_s() -> None:
+    restless, of_rounds = [of_logs(-0.03, 0.0, 0.03)], 0.03**2 / 3
+    others = (5 * ASSUMED**2 + of_rounds) / 5
+    half = T_5 * math.sqrt((3 * 0.03) ** 2 + of_rounds + others * of_median(5))
+    found = stats.ratio_interval(restless, varying(5, 1.0))
+    assert found.resolution == pytest.approx(math.expm1(half), rel=1e-6)
+
+
+def test_two_samples_show_noise_and_one_shows_none() -> None:
+    two = [[[math.exp(-ASSUMED), math.exp(ASSUMED)]]]
+    half = stats.student_t(0.975, 8) * 2 * ASSUMED
+    assert stats.ratio_interval(two, two).resolution == pytest.approx(math.expm1(half), rel=1e-6)
+    for sides in ((two, [[[1.0]]]), ([[[1.0]]], two)):
+        assert stats.ratio_interval(*sides).verdict == "unknown"
+
+
 @pytest.mark.parametrize(("bad", "message"), [([2.0, -1.0, 1.0], "a duration is -1 s"), ([], "there is no duration")])
 def test_refused_duration_is_named(bad: list[float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -193,3 +276,27 @@ def test_student_t_quantile_is_continuous_between_its_two_formulas(p: float) -> 
     normal = stats.student_t(p, math.inf)
     assert above == pytest.approx(below, abs=1e-8)
     assert above - normal > 1e-7
+
+
+@pytest.mark.parametrize(("usual", "reasons"), [(12, []), (11, ["steps vary by 200%"])])
+def test_slow_steps_of_a_loop_are_rare_if_three_times_as_many_are_usual(usual: int, reasons: list[str]) -> None:
+    samples = [1.0] * usual
+    for place in (2, 3, 7, 12):
+        samples.insert(place, 3.0)
+    assert stats.unstable(samples, of_loop=True) == reasons
+
+
+def test_unknown_values_have_no_maximum_or_quotient() -> None:
+    assert (stats.largest([1, None, 3]), stats.largest([None])) == (3, None)
+    assert stats.quotient(1.0, 2.0) == 0.5
+    assert [stats.quotient(*values) for values in ((None, 2.0), (1.0, None), (1.0, 0.0))] == [None] * 3
+
+
+def test_median_interval_may_hold_exactly_the_confidence() -> None:
+    assert stats.median_interval(range(1, 6), 0.9375) == (1, 5)
+    assert stats.median_interval(range(1, 6), 0.938) is None
+
+
+def test_median_interval_of_many_samples_is_that_of_the_normal_distribution() -> None:
+    """The probability of a rank far from the middle is too small for a number of the machine."""
+    assert stats.median_interval(range(1, 20_001)) == (9_861, 10_140)
