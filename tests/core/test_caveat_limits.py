@@ -37,6 +37,10 @@ def test_caveat_of_a_short_loop_names_steps_that_fit(timed: int, done: int | Non
     )
 
 
+def test_remedy_of_a_short_loop_is_in_its_record_alone() -> None:
+    assert {*REMEDIES} - {*LOOP_REMEDIES} == {cut_short(1, 50, 8, "the loop ended").code}
+
+
 def test_loop_ended_by_an_error_gets_advice_to_correct_it() -> None:
     caveat = cut_short(1, 50, 8, "the loop ended with ValueError: bad", ["profile by kineto", "memory snapshot"])
     assert caveat.message == (

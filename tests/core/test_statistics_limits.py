@@ -258,6 +258,7 @@ def test_drift_compares_the_halves_without_the_middle() -> None:
     ("samples", "reasons"),
     [
         ([1.0] * 9 + [1.099, 1.2], []),
+        ([10.0] * 9 + [11.0] * 2, []),  # exactly
         ([1.0] * 9 + [1.101, 1.2], ["steps vary by 10%"]),
         ([1.0] * 10 + [1.0199] * 10, []),
         ([1.0] * 10 + [1.0201] * 10, ["the second half of the steps differs from the first by +2.0%"]),

@@ -74,6 +74,22 @@ def test_kinds_are_separated_by_a_gap_that_is_wide_compared_with_the_spread(
     assert kinds(spread_out(width, least + 0.01, above)) == [(30 - above, None), (above, None)]
 
 
+@pytest.mark.parametrize(
+    ("steps", "places", "every"),
+    [(23, (0, 11, 22), 11), (11, (1, 4, 7, 10), 3)],
+    ids=["half of the steps apart", "in a short series"],
+)
+def test_regular_slow_steps_are_found_without_a_gap_to_the_others(
+    steps: int, places: tuple[int, ...], every: int
+) -> None:
+    """The others take between half and twice the usual duration; the first and the last slow step take the longest."""
+    others = steps - len(places)
+    durations = random.Random(0).sample([4 ** (i / others - 0.5) for i in range(others)], others)
+    for place in places:
+        durations.insert(place, 2.2 if place in (places[0], places[-1]) else 2.1)
+    assert kinds(durations) == [(others, None), (len(places), every)]
+
+
 @pytest.mark.parametrize(("steps", "found"), [(21, [(21, None)]), (24, [(21, None), (3, 8)])])
 def test_three_regular_slow_steps_among_many_are_not_chance(steps: int, found: list[tuple[int, int | None]]) -> None:
     """Compare with chance: 27 of 1,330 places of 3 steps among 21 are at a fixed distance, 35 of 2,024 among 24.
