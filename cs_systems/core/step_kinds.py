@@ -72,9 +72,12 @@ def _split(group: list[int], durations_s: Sequence[float], most: int) -> list[li
 
 
 def _at_a_distance(group: list[int], durations_s: Sequence[float]) -> set[int]:
-    """Return the steps of the group that come at a fixed distance and take twice as long; empty if there are none."""
+    """Return the steps of the group that come at a fixed distance and take twice as long; empty if there are none.
+
+    Of distances that noise matches equally seldom, it is the one whose fastest step is slowest.
+    """
     times = [durations_s[i] for i in group]
-    n, best, least = len(times), range(0), math.log(CHANCE)
+    n, found = len(times), list[tuple[float, float, range]]()
     quarter = sorted(times)[n // 4]
     for distance, first in _guesses(times):
         chosen = range(first, n, distance)
@@ -88,9 +91,10 @@ def _at_a_distance(group: list[int], durations_s: Sequence[float]) -> set[int]:
         # number of distances and first steps that noise may match by chance
         ways = sum(range(2, n // FEWEST_AT_A_DISTANCE + 1))
         chance = math.log(ways) + _log_comb(len(inside) + above, above) - _log_comb(n, len(inside))
-        if chance < least:
-            best, least = chosen, chance
-    return {group[place] for place in best}
+        if chance < math.log(CHANCE):
+            found.append((round(chance, 9), -inside[0], chosen))
+    best = min(found, key=lambda each: each[:2], default=None)
+    return {group[place] for place in best[2]} if best else set()
 
 
 def _guesses(times: Sequence[float]) -> set[tuple[int, int]]:

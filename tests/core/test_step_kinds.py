@@ -38,6 +38,12 @@ def test_planted_slow_steps_are_found_with_their_count_and_time(data: st.DataObj
     assert kinds[planted].total_s == pytest.approx(sum(durations[i] for i in planted))
 
 
+def test_of_two_distances_that_are_as_rare_the_one_with_slow_steps_alone_is_found() -> None:
+    """Every sixth of these steps is as seldom as slow by chance as every ninth."""
+    durations = [3.0 if place % 9 == 1 else 1.25 if place in (7, 13) else 1.0 for place in range(23)]
+    assert {kind.positions for kind in step_kinds(durations) if kind.every} == {(1, 10, 19)}
+
+
 @given(st.lists(st.floats(1e-9, 1e9) | st.sampled_from([0.0, float("inf"), float("nan")]), max_size=60))
 def test_each_step_has_exactly_one_kind(durations: list[float]) -> None:
     found = sorted(i for kind in step_kinds(durations) for i in kind.positions)
