@@ -207,6 +207,18 @@ class RandomDrawRow(TypedDict):
     steps: int
 
 
+class EvaluationModeRow(TypedDict):
+    """Model that trains in evaluation mode since an evaluation."""
+
+    model: str
+    since: int  # number of the first such step
+    steps: int  # until the end of what was looked at
+    dropout: int  # modules with dropout
+    statistics: int  # modules with running statistics
+    function: str  # that calls eval()
+    place: str
+
+
 class RateFactorRow(TypedDict):
     """Factor of a LambdaLR that began with the loop: the rate of the optimizer's group with the largest one."""
 
@@ -491,6 +503,7 @@ UNREGISTERED = Table("unregistered", UnregisteredRow, "parameters in Python list
 LEARNING_RATES = Table("learning_rates", LearningRateRow, "learning rates")
 RATE_FACTORS = Table("rate_factors", RateFactorRow, "factors of the learning rates that are small")
 RANDOM_DRAWS = Table("random_draws", RandomDrawRow, "random numbers that are the same in each step")
+EVALUATION_MODE = Table("evaluation_mode", EvaluationModeRow, "models that train in evaluation mode")
 PAIRED_TARGETS = Table("paired_targets", PairedTargetsRow, "losses that pair each prediction with all targets")
 UNUSED_PASSES = Table("unused_passes", UnusedPassesRow, "backward passes without an optimizer step")
 UNUSED_GRADIENTS = Table("unused_gradients", UnusedGradientsRow, "gradients that no optimizer uses")

@@ -29,6 +29,7 @@ from cs_systems.measure.recorder.calls import Calls
 from cs_systems.measure.recorder.double import Double
 from cs_systems.measure.recorder.double_softmax import DoubleSoftmax
 from cs_systems.measure.recorder.energy import Energy
+from cs_systems.measure.recorder.evaluation_mode import EvaluationMode
 from cs_systems.measure.recorder.hook_numbers import HookNumbers
 from cs_systems.measure.recorder.input_gradients import InputGradients
 from cs_systems.measure.recorder.inputs import StepInputs, elements, sizes
@@ -119,12 +120,13 @@ class Recording:
         hidden = hiding(tracker.unobserved, nullcontext if device.is_cuda else self._watch.own_time)
         self._outcome = Outcome(lambda optimizer: tracker.observers.update_skipped(optimizer))
         of = self._subject
+        self._mode = EvaluationMode(of, tracker)
         of_calls = OneHot(of), SamplesAsTime()
         every: list[Observer] = [
             self._watch, Training(of, hidden), HookNumbers(of, hidden), Double(of), Calls(), Passes(of), Anomaly(),
             ModuleCalls(tracker, hidden, lambda: self._probes.compilations()[0], of_calls), *of_calls, Threads(),
             self._outcome, Padding(), RemadeOptimizers(), LearningRates(), DoubleSoftmax(), Unregistered(of),
-            SlowSettings(of), PairedTargets(), InputGradients(of), Energy(of), OtherThreads(of),
+            SlowSettings(of), PairedTargets(), InputGradients(of), Energy(of), OtherThreads(of), self._mode,
             RandomDraws(tracker, hidden, lambda: self._probes.compilations()[0]),
         ]  # fmt: skip
         if self._writer.meeting is not None:
@@ -143,6 +145,7 @@ class Recording:
 
     def _install(self, tracker: Tracker) -> None:
         self._outcome.observe(self._installed)
+        self._mode.observe(self._installed)
         if self._subject.device.is_cuda and self._is_below_nsys:
             self._tools.hold_captures()
         hooks.observe(self._installed, tracker, self._called())

@@ -95,6 +95,8 @@ UNREGISTERED = {"holder": "Net.layers", "parameters": 4, "elements": 8_320, "lar
 RATE = {"optimizer": "SGD", "steps": 36, "largest": 0.02, "largest_after": 2e-7, "last": 2e-9, "observed_after": 10,
         "scheduler": "StepLR", "scheduled": 36}  # fmt: skip
 FACTOR = {"optimizer": "AdamW", "initial": 1e-3, "factor": 9e-4, "largest_factor": 1e-3, "rate": 9e-7, "scheduled": 36}
+MODE = {"model": "Net", "since": 12, "steps": 9, "dropout": 2, "statistics": 1, "function": "validate",
+        "place": "train.py:8"}  # fmt: skip
 DRAWN = {"drawn": "torch.randn", "shape": "16 × 8", "function": "Noise.add", "place": "train.py:8", "steps": 4}
 SETTING = {"setting": "fp16", "is_autocast": True, "layers": 8, "time_s": 0.05, "usual_s": 0.01}
 ONE_HOT = {"module": "Net.first", "width": 3_000, "nonzeros": 1, "is_ones": True, "rows": 300, "steps": 3,
@@ -347,6 +349,13 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         "Noise.add() at train.py:8, dropout (16 × 8) at train.py:8 and 1 more draw, equal in all 4 steps that were "
         "looked at: make and seed the generator once, before the loop; draw once what is to stay the same",
     ),
+    "evaluation-mode": (
+        loop({"evaluation_mode": [MODE]}),
+        None,
+        "Net trains in evaluation mode from step 12 on: validate() at train.py:8 calls eval(), and nothing calls "
+        "train() after it, so that dropout is off and running statistics are fixed: call model.train() after each "
+        "evaluation",
+    ),
     "slow-settings": (
         loop({"slow_settings": [SETTING, SETTING | {"setting": "no oneDNN", "time_s": 0.03}]}),
         None,
@@ -523,6 +532,9 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "rate-as-factor: twice the rate": (
         {"rate_factors": [FACTOR | {"largest_factor": 2.1e-3}]},
         {"rate_factors": [FACTOR | {"largest_factor": 1.9e-3}]},
+    ),
+    "evaluation-mode: 3 steps": (
+        {"evaluation_mode": [MODE | {"steps": 2}]}, {"evaluation_mode": [MODE | {"steps": 3}]},
     ),
     "same-randomness: 3 steps": (
         {"random_draws": [DRAWN | {"steps": 2}]}, {"random_draws": [DRAWN | {"steps": 3}]},

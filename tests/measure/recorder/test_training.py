@@ -27,6 +27,7 @@ WRONG = {
     "remade-optimizers",
     "samples-as-time",
     "same-randomness",
+    "evaluation-mode",
     "rate-as-factor",
     "gradients-not-cleared",
     "no-update",

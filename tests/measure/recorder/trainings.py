@@ -98,6 +98,88 @@ def with_two_levels(inputs: Tensor, _: int) -> Tensor:
     return inputs * torch.empty(16, 8).bernoulli_(0.5)
 
 
+Validate = Callable[[nn.Module, int], object]
+
+
+def validated(
+    validate: Validate, *, every: int = 10, begins: bool = True, dropout: float = 0.1, model: nn.Module | None = None
+) -> Step:
+    """Return a step that calls a function after each so many steps.
+
+    begins: whether the model is in training mode at first.
+    """
+    trained, numbers = (net(dropout=dropout) if model is None else model).train(begins), count(1)
+    optimizer = AdamW(trained.parameters())
+
+    def step() -> None:
+        update(optimizer, loss_of(trained))
+        number = next(numbers)
+        if number % every == 0:
+            validate(trained, number)
+
+    return step
+
+
+def evaluated(model: nn.Module, _: int = 0) -> None:
+    model.eval()
+    with torch.no_grad():
+        loss_of(model)
+
+
+def evaluated_and_trained(model: nn.Module, _: int = 0) -> None:
+    evaluated(model)
+    model.train()
+
+
+def evaluated_and_some_trained(model: nn.Module, _: int) -> None:
+    evaluated(model)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.train()
+
+
+def last_steps_in_evaluation_mode(model: nn.Module, number: int) -> None:
+    """Evaluate, and train with fixed statistics from the twentieth step on, on purpose."""
+    evaluated(model)
+    model.train()
+    if number >= 20:
+        model.eval()
+
+
+def a_teacher_that_is_trained_first() -> Step:
+    """Train a model, and then another one by its outputs."""
+    teacher, student, numbers = net(dropout=0.1), net(dropout=0.1), count()
+    optimizer = AdamW([*teacher.parameters(), *student.parameters()])
+
+    def step() -> None:
+        if next(numbers) < 10:
+            update(optimizer, loss_of(teacher))
+            return
+        evaluated(teacher)
+        inputs, _ = batch()
+        update(optimizer, functional.mse_loss(student(inputs), teacher(inputs).detach()))
+
+    return step
+
+
+def attacked() -> Step:
+    """Train with adversarial inputs, which are found in evaluation mode."""
+    model = net(dropout=0.1)
+    optimizer = SGD(model.parameters(), 0.01)
+
+    def step() -> None:
+        inputs, labels = batch()
+        model.eval()
+        inputs.requires_grad_()
+        functional.cross_entropy(model(inputs), labels).backward()
+        assert inputs.grad is not None
+        inputs = (inputs + 0.01 * inputs.grad.sign()).detach()
+        model.train()
+        update(optimizer, functional.cross_entropy(model(inputs), labels))
+
+    return step
+
+
 def small_rates(
     factor: Callable[[int], float],
     *groups: float,
@@ -979,6 +1061,11 @@ FAULTS: dict[str, tuple[Callable[[], Step], str]] = {  # name → (the loop, the
     "noise_in_place": (lambda: noisy(with_noise_in_place), "same-randomness"),
     "masks_of_two_levels": (lambda: noisy(with_two_levels), "same-randomness"),
     "seeded_dropout": (lambda: noisy(with_seeded_dropout, dropout=0.5), "same-randomness"),
+    "evaluation_mode_stays": (lambda: validated(evaluated), "evaluation-mode"),
+    "evaluation_mode_stays_with_statistics": (
+        lambda: validated(evaluated, model=nn.Sequential(nn.Linear(8, 24), nn.BatchNorm1d(24), nn.Linear(24, 4))),
+        "evaluation-mode",
+    ),
     "rate_as_a_factor": (lambda: small_rates(lambda _: 1e-3, 1e-3), "rate-as-factor"),
     "rate_as_a_factor_after_a_warm_up": (
         lambda: small_rates(lambda number: 1e-3 * min(1, (number + 1) / 12), 1e-3, 1e-4),
@@ -1476,6 +1563,13 @@ SOUND: dict[str, Callable[[], Step]] = {
     "random_numbers_without_choice": lambda: noisy(with_no_choice),
     "random_numbers_of_few_bits": lambda: noisy(with_few_bits),
     "noise_in_a_checkpoint": noise_in_a_checkpoint,
+    "evaluation_and_training_mode": lambda: validated(evaluated_and_trained),
+    "evaluation_mode_from_the_start": lambda: validated(evaluated, begins=False),
+    "evaluation_mode_without_dropout": lambda: validated(evaluated, dropout=0.0),
+    "evaluation_mode_on_purpose": lambda: validated(last_steps_in_evaluation_mode),
+    "training_mode_of_some_modules": lambda: validated(evaluated_and_some_trained),
+    "teacher_in_evaluation_mode": a_teacher_that_is_trained_first,
+    "adversarial_inputs_in_evaluation_mode": attacked,
     "long_warm_up": lambda: small_rates(lambda number: (number + 1) / 1000, 1e-2),
     "end_of_a_cosine": lambda: small_rates(lambda number: 0.5 * (1 + math.cos(math.pi * min(1, number / 41))), 1e-3),
     "end_of_a_resumed_schedule": lambda: small_rates(lambda number: 10 / (number + 1), 1e-3, after=9_990),
