@@ -73,6 +73,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "divergence": ("divergence",),
     "double-softmax": ("double-softmax",),
     "double-precision": ("fp64-products",),
+    "empty-clipping": ("divergence",),
     "evaluation-mode": ("wrong-mode",),
     "exposed-communication": ("exposed-communication",),
     "fragmentation": ("fragmentation",),

@@ -219,6 +219,17 @@ class EvaluationModeRow(TypedDict):
     place: str
 
 
+class EmptyClippingRow(TypedDict):
+    """Calls that clip no gradient, because they get an iterator of parameters that is used up."""
+
+    function: str  # such as "clip_grad_norm_"
+    place: str | None
+    kind: str  # class of the iterator
+    parameters: int  # those of the optimizers that have a gradient
+    steps: int  # observed steps with such calls alone
+    of_steps: int  # observed steps with calls that clip
+
+
 class RateFactorRow(TypedDict):
     """Factor of a LambdaLR that began with the loop: the rate of the optimizer's group with the largest one."""
 
@@ -504,6 +515,7 @@ LEARNING_RATES = Table("learning_rates", LearningRateRow, "learning rates")
 RATE_FACTORS = Table("rate_factors", RateFactorRow, "factors of the learning rates that are small")
 RANDOM_DRAWS = Table("random_draws", RandomDrawRow, "random numbers that are the same in each step")
 EVALUATION_MODE = Table("evaluation_mode", EvaluationModeRow, "models that train in evaluation mode")
+EMPTY_CLIPPING = Table("empty_clipping", EmptyClippingRow, "calls that clip no gradient")
 PAIRED_TARGETS = Table("paired_targets", PairedTargetsRow, "losses that pair each prediction with all targets")
 UNUSED_PASSES = Table("unused_passes", UnusedPassesRow, "backward passes without an optimizer step")
 UNUSED_GRADIENTS = Table("unused_gradients", UnusedGradientsRow, "gradients that no optimizer uses")

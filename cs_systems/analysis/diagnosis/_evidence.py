@@ -15,7 +15,7 @@ from cs_systems.analysis.attribution.overlap import RANK_OVERLAP
 from cs_systems.analysis.attribution.tables import KernelRow, gaps, kernels, ranges, steps
 from cs_systems.analysis.attribution.tables import phases as phase_rows
 from cs_systems.analysis.attribution.usual_steps import START_UP
-from cs_systems.analysis.comparison.loop_findings import OUTCOME, SLOW_STEPS
+from cs_systems.analysis.comparison.loop_findings import EMPTY_CLIPPING, OUTCOME, SLOW_STEPS
 from cs_systems.analysis.diagnosis._memory_use import HISTORY, MemoryUse, memory_of_record, memory_of_snapshot
 from cs_systems.analysis.diagnosis._sound import Sound
 from cs_systems.analysis.replay.clean import Clean
@@ -430,8 +430,9 @@ def of_records(records: Sequence[RunRecord]) -> Evidence:
         if rows := EXPERIMENTS.of(record.results):
             tables = {**tables, **EXPERIMENTS.filled(rows)}
     if not timed:  # a loop with a loss that is NaN has no times
-        outcomes = (outcome for record in records if (outcome := OUTCOME.of(record.results)))
-        tables = {**tables, **next(map(OUTCOME.filled, outcomes), {})}
+        for name in (OUTCOME.name, EMPTY_CLIPPING.name):
+            kept = next((record.results[name] for record in records if record.results.get(name)), None)
+            tables = {**tables, name: kept} if kept else tables
     last = records[-1]
     environment = next((r.environment for r in reversed(records) if r.environment), None)
     on_gpu = environment is not None and environment.device != "cpu"

@@ -28,6 +28,7 @@ from cs_systems.measure.recorder.anomaly import Anomaly
 from cs_systems.measure.recorder.calls import Calls
 from cs_systems.measure.recorder.double import Double
 from cs_systems.measure.recorder.double_softmax import DoubleSoftmax
+from cs_systems.measure.recorder.empty_clipping import EmptyClipping
 from cs_systems.measure.recorder.energy import Energy
 from cs_systems.measure.recorder.evaluation_mode import EvaluationMode
 from cs_systems.measure.recorder.hook_numbers import HookNumbers
@@ -127,7 +128,7 @@ class Recording:
             ModuleCalls(tracker, hidden, lambda: self._probes.compilations()[0], of_calls), *of_calls, Threads(),
             self._outcome, Padding(), RemadeOptimizers(), LearningRates(), DoubleSoftmax(), Unregistered(of),
             SlowSettings(of), PairedTargets(), InputGradients(of), Energy(of), OtherThreads(of), self._mode,
-            RandomDraws(tracker, hidden, lambda: self._probes.compilations()[0]),
+            RandomDraws(tracker, hidden, lambda: self._probes.compilations()[0]), EmptyClipping(tracker),
         ]  # fmt: skip
         if self._writer.meeting is not None:
             every.append(RankSteps(self._subject, tracker, self._writer.meeting, self._patience_s))

@@ -97,6 +97,8 @@ RATE = {"optimizer": "SGD", "steps": 36, "largest": 0.02, "largest_after": 2e-7,
 FACTOR = {"optimizer": "AdamW", "initial": 1e-3, "factor": 9e-4, "largest_factor": 1e-3, "rate": 9e-7, "scheduled": 36}
 MODE = {"model": "Net", "since": 12, "steps": 9, "dropout": 2, "statistics": 1, "function": "validate",
         "place": "train.py:8"}  # fmt: skip
+CLIPPED = {"function": "clip_grad_norm_", "place": "train.py:8", "kind": "filter", "parameters": 9, "steps": 4,
+           "of_steps": 4}  # fmt: skip
 DRAWN = {"drawn": "torch.randn", "shape": "16 × 8", "function": "Noise.add", "place": "train.py:8", "steps": 4}
 SETTING = {"setting": "fp16", "is_autocast": True, "layers": 8, "time_s": 0.05, "usual_s": 0.01}
 ONE_HOT = {"module": "Net.first", "width": 3_000, "nonzeros": 1, "is_ones": True, "rows": 300, "steps": 3,
@@ -356,6 +358,12 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         "train() after it, so that dropout is off and running statistics are fixed: call model.train() after each "
         "evaluation",
     ),
+    "empty-clipping": (
+        loop({"empty_clipping": [CLIPPED]}),
+        None,
+        "clip_grad_norm_ at train.py:8 clips nothing, while 9 parameters of the optimizer have gradients: it gets a "
+        "filter that is used up already: pass a list of the parameters, or model.parameters() anew in each call",
+    ),
     "slow-settings": (
         loop({"slow_settings": [SETTING, SETTING | {"setting": "no oneDNN", "time_s": 0.03}]}),
         None,
@@ -535,6 +543,13 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "evaluation-mode: 3 steps": (
         {"evaluation_mode": [MODE | {"steps": 2}]}, {"evaluation_mode": [MODE | {"steps": 3}]},
+    ),
+    "empty-clipping: 2 steps": (
+        {"empty_clipping": [CLIPPED | {"steps": 1, "of_steps": 1}]},
+        {"empty_clipping": [CLIPPED | {"steps": 2, "of_steps": 2}]},
+    ),
+    "empty-clipping: more than half of the steps": (
+        {"empty_clipping": [CLIPPED | {"steps": 2}]}, {"empty_clipping": [CLIPPED | {"steps": 3}]},
     ),
     "same-randomness: 3 steps": (
         {"random_draws": [DRAWN | {"steps": 2}]}, {"random_draws": [DRAWN | {"steps": 3}]},

@@ -28,6 +28,7 @@ WRONG = {
     "samples-as-time",
     "same-randomness",
     "evaluation-mode",
+    "empty-clipping",
     "rate-as-factor",
     "gradients-not-cleared",
     "no-update",
@@ -57,7 +58,9 @@ def codes(recorder: ScriptRecorder) -> set[str]:
     return {code for code, rule in rules.items() if rule.find(evidence) is not None}
 
 
-@pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:Using a target size")
+@pytest.mark.filterwarnings(
+    "ignore:Anomaly Detection", "ignore:Using a target size", "ignore:`parameters` is an empty generator"
+)
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_of_a_training_is_found(name: str, tmp_path: Path) -> None:
     loop, code = FAULTS[name]
@@ -68,7 +71,7 @@ def test_fault_of_a_training_is_found(name: str, tmp_path: Path) -> None:
         assert diagnose(recorder.records).diagnoses[0].code == code
 
 
-@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.filterwarnings("ignore:Using a target size", "ignore:`parameters` is an empty generator")
 @pytest.mark.parametrize("name", SOUND)
 def test_healthy_training_has_no_cause_of_a_fault(name: str, tmp_path: Path) -> None:
     recorder = recorded(tmp_path, SOUND[name]())

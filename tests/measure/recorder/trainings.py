@@ -180,6 +180,59 @@ def attacked() -> Step:
     return step
 
 
+Clip = Callable[[Any, float], object]
+
+
+def clipped(
+    given: Callable[[nn.Module], Callable[[], Any]],
+    clip: Clip = nn.utils.clip_grad_norm_,
+    *,
+    frozen: int = 0,
+    rate: float = 0.01,
+    also: Clip | None = None,
+) -> Step:
+    """Return a step that clips the gradients of what the function gives.
+
+    given: called once, with the model; its result is called in each step. frozen: so many first parameters have no
+    gradient. also: clips all gradients too.
+    """
+    model = net()
+    for parameter in [*model.parameters()][:frozen]:
+        parameter.requires_grad_(False)
+    parameters, optimizer = given(model), SGD(model.parameters(), rate)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        clip(parameters(), 0.5)
+        if also is not None:
+            also(model.parameters(), 0.5)
+        optimizer.step()
+
+    return step
+
+
+def filtered_once(model: nn.Module) -> Callable[[], Any]:
+    found = filter(lambda p: p.requires_grad, model.parameters())
+    return lambda: found
+
+
+def parameters_once(model: nn.Module) -> Callable[[], Any]:
+    found = model.parameters()
+    return lambda: found
+
+
+def parameters_once_in_two_steps(model: nn.Module) -> Callable[[], Any]:
+    numbers, kept = count(), [model.parameters()]
+
+    def given() -> Any:
+        if next(numbers) % 2 == 0:
+            kept[0] = model.parameters()
+        return kept[0]
+
+    return given
+
+
 def small_rates(
     factor: Callable[[int], float],
     *groups: float,
@@ -1066,6 +1119,9 @@ FAULTS: dict[str, tuple[Callable[[], Step], str]] = {  # name → (the loop, the
         lambda: validated(evaluated, model=nn.Sequential(nn.Linear(8, 24), nn.BatchNorm1d(24), nn.Linear(24, 4))),
         "evaluation-mode",
     ),
+    "clipping_of_a_filter_that_is_used_up": (lambda: clipped(filtered_once), "empty-clipping"),
+    "clipping_of_a_used_up_filter_and_a_loss_of_nan": (lambda: clipped(filtered_once, rate=1e30), "empty-clipping"),
+    "clipping_of_parameters_that_are_used_up": (lambda: clipped(parameters_once), "empty-clipping"),
     "rate_as_a_factor": (lambda: small_rates(lambda _: 1e-3, 1e-3), "rate-as-factor"),
     "rate_as_a_factor_after_a_warm_up": (
         lambda: small_rates(lambda number: 1e-3 * min(1, (number + 1) / 12), 1e-3, 1e-4),
@@ -1570,6 +1626,17 @@ SOUND: dict[str, Callable[[], Step]] = {
     "training_mode_of_some_modules": lambda: validated(evaluated_and_some_trained),
     "teacher_in_evaluation_mode": a_teacher_that_is_trained_first,
     "adversarial_inputs_in_evaluation_mode": attacked,
+    "clipping_of_a_new_iterator": lambda: clipped(lambda model: model.parameters),
+    "clipping_of_values": lambda: clipped(lambda model: model.parameters, nn.utils.clip_grad_value_),
+    "clipping_of_a_list": lambda: clipped(lambda model: lambda: [*model.parameters()]),
+    "clipping_of_an_empty_list": lambda: clipped(lambda _: list),
+    "clipping_of_frozen_parameters": lambda: clipped(lambda model: lambda: [*model.parameters()][:2], frozen=2),
+    "clipping_of_a_new_filter_of_frozen_parameters": lambda: clipped(
+        lambda model: lambda: filter(lambda p: p.requires_grad, [*model.parameters()][:2]), frozen=2
+    ),
+    "clipping_of_all_after_an_iterator": lambda: clipped(filtered_once, also=nn.utils.clip_grad_norm_),
+    "clipping_of_values_after_an_iterator": lambda: clipped(filtered_once, also=nn.utils.clip_grad_value_),
+    "clipping_in_each_second_step": lambda: clipped(parameters_once_in_two_steps),
     "long_warm_up": lambda: small_rates(lambda number: (number + 1) / 1000, 1e-2),
     "end_of_a_cosine": lambda: small_rates(lambda number: 0.5 * (1 + math.cos(math.pi * min(1, number / 41))), 1e-3),
     "end_of_a_resumed_schedule": lambda: small_rates(lambda number: 10 / (number + 1), 1e-3, after=9_990),
