@@ -120,6 +120,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "recomputed": ("recomputation",),
     "remade-optimizers": ("lost-state",),
     "repeated-backward": ("repeated-backward",),
+    "repeated-rows": ("index-backward",),
     "repeated-calls": ("duplicate-forward",),
     "returned-segments": ("device-allocation",),
     "rollouts": ("evaluation",),

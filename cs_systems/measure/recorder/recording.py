@@ -26,6 +26,7 @@ from cs_systems.instrument.probes import Probes
 from cs_systems.measure.recorder import _again, _result, hooks
 from cs_systems.measure.recorder.anomaly import Anomaly
 from cs_systems.measure.recorder.calls import Calls
+from cs_systems.measure.recorder.constant_matrices import ConstantMatrices
 from cs_systems.measure.recorder.double import Double
 from cs_systems.measure.recorder.double_softmax import DoubleSoftmax
 from cs_systems.measure.recorder.empty_clipping import EmptyClipping
@@ -48,6 +49,7 @@ from cs_systems.measure.recorder.phases import Moment
 from cs_systems.measure.recorder.random_draws import RandomDraws
 from cs_systems.measure.recorder.rank_steps import RankSteps
 from cs_systems.measure.recorder.remade_optimizers import RemadeOptimizers
+from cs_systems.measure.recorder.repeated_rows import RepeatedRows
 from cs_systems.measure.recorder.samples_as_time import SamplesAsTime
 from cs_systems.measure.recorder.slow_settings import SlowSettings
 from cs_systems.measure.recorder.stages import PROFILES, Stage, Taken
@@ -123,12 +125,17 @@ class Recording:
         of = self._subject
         self._mode = EvaluationMode(of, tracker)
         of_calls = OneHot(of), SamplesAsTime()
+
+        def compiled() -> int:
+            return self._probes.compilations()[0]
+
         every: list[Observer] = [
             self._watch, Training(of, hidden), HookNumbers(of, hidden), Double(of), Calls(), Passes(of), Anomaly(),
-            ModuleCalls(tracker, hidden, lambda: self._probes.compilations()[0], of_calls), *of_calls, Threads(),
+            ModuleCalls(tracker, hidden, compiled, of_calls), *of_calls, Threads(),
             self._outcome, Padding(), RemadeOptimizers(), LearningRates(), DoubleSoftmax(), Unregistered(of),
             SlowSettings(of), PairedTargets(), InputGradients(of), Energy(of), OtherThreads(of), self._mode,
-            RandomDraws(tracker, hidden, lambda: self._probes.compilations()[0]), EmptyClipping(tracker),
+            RandomDraws(tracker, hidden, compiled), EmptyClipping(tracker), RepeatedRows(of, compiled),
+            ConstantMatrices(tracker, hidden, compiled),
         ]  # fmt: skip
         if self._writer.meeting is not None:
             every.append(RankSteps(self._subject, tracker, self._writer.meeting, self._patience_s))

@@ -101,6 +101,10 @@ CLIPPED = {"function": "clip_grad_norm_", "place": "train.py:8", "kind": "filter
            "of_steps": 4}  # fmt: skip
 DRAWN = {"drawn": "torch.randn", "shape": "16 × 8", "function": "Noise.add", "place": "train.py:8", "steps": 4}
 SETTING = {"setting": "fp16", "is_autocast": True, "layers": 8, "time_s": 0.05, "usual_s": 0.01}
+SAME_ROWS = {"tensor": "Net.table", "shape": "225 × 12", "index": "16 × 64 × 64", "copies": 16, "lookups": 2,
+             "steps": 3, "forward_s": 0.004, "backward_s": 0.016}  # fmt: skip
+SAME_MATRIX = {"calls_of": "torch.linalg.inv", "shape": "196 × 196", "matrices": 1, "calls": 10, "steps": 6,
+               "time_s": 0.04, "function": "Plate.advance", "place": "train.py:8"}  # fmt: skip
 ONE_HOT = {"module": "Net.first", "width": 3_000, "nonzeros": 1, "is_ones": True, "rows": 300, "steps": 3,
            "of_steps": 3, "time_s": 0.01, "share": 0.5, "backward_ratio": 1.5, "elements_share": 0.5,
            "function": "Net.forward", "place": "train.py:9"}  # fmt: skip
@@ -299,6 +303,13 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         "steps that were looked at: about 30% of the step (train.py:30): leave requires_grad off the input "
         "(.requires_grad_(), requires_grad=True), and compute a saliency map in a pass of its own where it is needed",
     ),
+    "repeated-rows": (
+        loop({"repeated_rows": [SAME_ROWS]}),
+        None,
+        "19% of the step is the backward of an index (80%) and its lookup: the same rows of Net.table (225 × 12) are "
+        "looked up 16 times; 1 similar lookup: look the rows up once, with one of the equal parts of the index "
+        "(16 × 64 × 64), and let the operators after it broadcast the result",
+    ),
     "decompositions": (
         loop({"inner_lines": [inner("nuclear", 8, 0.03, method="svdvals", source="s = torch.linalg.svdvals(h)")]}),
         None,
@@ -469,6 +480,17 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "input-gradients: a tenth of the step": (
         {"input_gradients": [OF_INPUT | {"share": 0.16}]}, {"input_gradients": [OF_INPUT | {"share": 0.17}]},
+    ),
+    "repeated-rows: a tenth of the step": (
+        {"repeated_rows": [SAME_ROWS | {"backward_s": 0.00666}]},
+        {"repeated_rows": [SAME_ROWS | {"backward_s": 0.00667}]},
+    ),
+    "repeated-rows: without the first copy": (
+        {"repeated_rows": [SAME_ROWS | {"copies": 1}]}, {"repeated_rows": [SAME_ROWS | {"copies": 3}]},
+    ),
+    "decompositions: of one matrix, a fifth of the step": (
+        {"constant_matrices": [SAME_MATRIX | {"time_s": 0.0199}]},
+        {"constant_matrices": [SAME_MATRIX | {"time_s": 0.0201}]},
     ),
     "decompositions: a fifth of the step": (
         {"inner_lines": [inner("nuclear", 8, 0.0199, method="svd", source="torch.svd(h)")]},
@@ -1548,3 +1570,18 @@ def test_plain_python_names_phases_with_a_notable_share(
     rows = [inner("f", 8, time_s, phase=phase, is_plain=True) for phase, time_s in times_s.items() if time_s]
     (found,) = causes(loop({"inner_lines": rows}))
     assert f"is Python {where}, which" in found.sentence
+
+
+def test_decompositions_of_a_constant_matrix_are_to_be_computed_once() -> None:
+    rows = [SAME_MATRIX, SAME_MATRIX | {"time_s": 0.01, "place": "train.py:9"}]
+    lines = [inner("advance", 8, 0.05, method="inv", source="torch.linalg.inv(a)")]
+    (found,) = causes(loop({"constant_matrices": rows, "inner_lines": lines}))
+    assert found.code == "decompositions"
+    assert found.takes == pytest.approx(0.05)
+    assert found.cause == (
+        "50% of the step is decompositions of matrices that were the same in all 6 steps that were looked at: "
+        "torch.linalg.inv (196 × 196), 10 calls per step, Plate.advance() at train.py:8"
+    )
+    assert found.remedy == "compute it once before the loop, and again only where the matrix changes"
+    (of_script,) = causes(loop({"constant_matrices": [SAME_MATRIX | {"function": ""}]}))
+    assert of_script.cause.endswith("10 calls per step, train.py:8")
