@@ -11,6 +11,7 @@ from cs_systems.analysis.diagnosis.python_in_forward import of_lines
 from cs_systems.core.units import counted
 
 NOTABLE = 0.2  # share of the step; some methods need a small one
+OF_CONSTANTS = 0.1  # of the step, where nothing needs them
 # Cholesky's is left out: it costs a fraction of the others, and methods with covariances need it in each step.
 _NAMES = "svd|svdvals|eig|eigvals|eigh|eigvalsh|inv|pinv|inverse|pinverse|matrix_rank"
 _CALLS = re.compile(rf"\b(?:torch|linalg|LA)\.(?:{_NAMES})\(|\b(?:linalg|LA)\.cond\(|norm\(.*[\"']nuc[\"']")
@@ -40,7 +41,7 @@ def _of_constants(evidence: Evidence) -> Diagnosis | None:
     if step_s is None or not rows:
         return None
     takes = min(step_s, sum(row["time_s"] for row in rows))
-    if takes < NOTABLE * step_s:
+    if takes < OF_CONSTANTS * step_s:
         return None
     first: ConstantMatrixRow = max(rows, key=lambda each: each["time_s"])
     where = f"{first['function']}() at {first['place']}" if first["function"] else first["place"]

@@ -488,9 +488,9 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "repeated-rows: without the first copy": (
         {"repeated_rows": [SAME_ROWS | {"copies": 1}]}, {"repeated_rows": [SAME_ROWS | {"copies": 3}]},
     ),
-    "decompositions: of one matrix, a fifth of the step": (
-        {"constant_matrices": [SAME_MATRIX | {"time_s": 0.0199}]},
-        {"constant_matrices": [SAME_MATRIX | {"time_s": 0.0201}]},
+    "decompositions: of one matrix, a tenth of the step": (
+        {"constant_matrices": [SAME_MATRIX | {"time_s": 0.0099}]},
+        {"constant_matrices": [SAME_MATRIX | {"time_s": 0.0101}]},
     ),
     "decompositions: a fifth of the step": (
         {"inner_lines": [inner("nuclear", 8, 0.0199, method="svd", source="torch.svd(h)")]},
