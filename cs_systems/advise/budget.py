@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import median
 
-LEAST_TIMEOUT_S = 30.0
+LEAST_TIMEOUT_S, TIMES_USUAL = 30.0, 2.0  # least limit of a process: in s, and in times of a usual one
 MOST_OF_BUDGET = 1 / 4  # largest share of the budget that one process may take
 LATEST = 7  # processes that show how long the next one takes: after a compiler is kept, each takes longer
 PROOF = 4  # processes of the last comparison, of start and best; no trial may take their time
@@ -48,7 +48,7 @@ class Budgeted:
         left_s = self.left_s()
         if self._took_s:
             left_s = min(MOST_OF_BUDGET * self.budget_s, left_s - PROOF * self.process_s())
-        return max(LEAST_TIMEOUT_S, left_s)
+        return max(LEAST_TIMEOUT_S, TIMES_USUAL * self.process_s(), left_s)
 
     def took(self, seconds: float) -> None:
         """Count a process; not one that was ended at its time limit, which shows nothing of the others."""

@@ -12,7 +12,6 @@ from cs_systems.config import FIELDS, ConfigError, RunConfig
 from cs_systems.core import plugins
 from cs_systems.core.experiments import EXPERIMENTS, ExperimentRow
 from cs_systems.core.fields import Subject
-from cs_systems.core.phases import Phase
 from cs_systems.core.statistics import MINIMUM_EFFECT
 from cs_systems.core.tables import first_row
 from cs_systems.formulas.memory.forecast import Forecast
@@ -135,12 +134,13 @@ class Situation:
 
         return {one.code: one.share for one in diagnose(self.history[-1:]).diagnoses}
 
-    def too_short(self, phase: Phase, what: str) -> NotHere | None:
-        """Return that a phase of the present step is too short for a gain; None if it is not, or was not timed."""
+    def too_short(self, *phases: str, what: str) -> NotHere | None:
+        """Return that phases of the present step are too short for a gain; None if they are not, or were not timed."""
         timed = self.record.measurement.timed if self.record and self.record.measurement else ()
-        if not timed or not any(phase in sample.phases_s for sample in timed):
+        times_s = [sample.phases_s[phase] for sample in timed for phase in phases if phase in sample.phases_s]
+        if not times_s:
             return None
-        share = sum(sample.phases_s.get(phase, 0.0) for sample in timed) / sum(sample.wall_s for sample in timed)
+        share = sum(times_s) / sum(sample.wall_s for sample in timed)
         return None if share >= MINIMUM_EFFECT else f"{what} takes {share:.1%} of the step"
 
     @cached_property

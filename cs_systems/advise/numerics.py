@@ -33,8 +33,9 @@ def training(candidates: Sequence[RunRecord], starts: Sequence[RunRecord]) -> Ch
     """Return whether the candidate's losses differ from the start's by no more than losses with other seeds do.
 
     Compares the mean difference over all steps, and the difference at the end, of the mean curves over the candidate's
-    seeds. The largest difference would prove nothing: one step in which the loss of a seed spikes would allow a
-    candidate that does not learn.
+    seeds. The limit is the largest such difference between two seeds of the start, for one curve from its first seed;
+    for a mean of n curves it is divided by √n. The largest difference of a step would prove nothing: one step in which
+    the loss of a seed spikes would allow a candidate that does not learn.
 
     Args:
         candidates: loss curves of the candidate, with the first seeds of the start.
@@ -50,14 +51,16 @@ def training(candidates: Sequence[RunRecord], starts: Sequence[RunRecord]) -> Ch
         if not all(map(math.isfinite, curve)):
             return Check(False, "its loss is NaN or infinite", False)
     known = [base[0], *others]
-    pairs = list(itertools.combinations(known, 2))
-    curve, same = _mean(curves), _mean(base[: len(curves)])
-    apart, spread = _apart(curve, same), max(_apart(*pair) for pair in pairs)
+    # one curve is compared with that of its seed, a mean of several with the mean of as many
+    pairs = [(base[0], other) for other in others] if len(curves) == 1 else [*itertools.combinations(known, 2)]
+    curve, same, of_mean = _mean(curves), _mean(base[: len(curves)]), math.sqrt(len(curves))
+    apart, spread = _apart(curve, same), max(_apart(*pair) for pair in pairs) / of_mean
     at_end = abs(_tail(curve) - _tail(same))
-    end_spread = max(abs(_tail(one) - _tail(other)) for one, other in pairs)
+    end_spread = max(abs(_tail(one) - _tail(other)) for one, other in pairs) / of_mean
     what = f"losses of {len(curve)} steps" if TRAINING_CURVE.of(candidates[0].results) else "losses"
     of_seeds = f" over {len(curves)} seeds" if len(curves) > 1 else ""
-    words = f"{what} differ by {apart:.2g} in the mean{of_seeds}, those of {len(known)} seeds by {spread:.2g}"
+    of_others = f"means of {len(curves)}" if len(curves) > 1 else f"those of {len(known)} seeds"
+    words = f"{what} differ by {apart:.2g} in the mean{of_seeds}, {of_others} by {spread:.2g}"
     if apart <= spread and at_end > max(end_spread, spread):
         words += f"; at the end by {at_end:.2g}, seeds by {end_spread:.2g}"
     return Check(apart <= spread and at_end <= max(end_spread, spread), words)

@@ -49,6 +49,7 @@ from cs_systems.report.advice import REPLACED, TrialRow
 
 AGAIN = 0.05  # least expected gain, as a share, for which an option without gain is tried again on another best cell
 LARGE_GAIN = 0.1  # share; on a host, an option gets no further pair if the interval excludes this gain
+KNOWN_S = 0.05  # longest time to read a record; a process takes longer
 CLOSE_ENDS = 1.06  # high over low end of the whole gain's interval; below it, no further pair is needed
 
 
@@ -88,10 +89,6 @@ class _Compared:
     of_base: list[RunRecord] = field(default_factory=list)
     pairs: list[tuple[RunRecord, RunRecord]] = field(default_factory=list)
 
-    def is_open(self, base: Cell, cell: Cell) -> bool:
-        """Return whether it is of these cells, and may have further pairs."""
-        return (self.base, self.cell) == (base, cell) and len(self.records) < MANY_PAIRS
-
 
 @dataclass(eq=False)
 class _Trial:
@@ -127,6 +124,7 @@ class Search:
     _records: dict[Cell, list[RunRecord]] = field(default_factory=dict)
     _comparisons: list[_Compared] = field(default_factory=list)
     _latest: Cell | None = None
+    _new: int = 0  # processes since the last record that was there already, of a search that goes on
     _whole: Judgement | None = None
 
     def __post_init__(self) -> None:
@@ -293,7 +291,9 @@ class Search:
             found = answer
             if found.is_gain is not None or self._is_hopeless(found) or len(records) >= most:
                 break
-            if len(records) >= FEW_PAIRS and not (self._may_gain(found, len(records)) and self._has_time(2)):
+            if len(records) >= FEW_PAIRS and not self._may_gain(found, len(records)):
+                break
+            if (len(records) >= FEW_PAIRS or most == MANY_PAIRS) and not self._has_time(2):
                 break
             if len(records) == 1 and most == FEW_PAIRS and self._can_wait(found):
                 break
@@ -302,6 +302,7 @@ class Search:
             shown = f"no gain shown by {counted(len(records), 'pair')} of processes"
             return "rejected", shown if found.is_gain is None else "no gain", found, UNCHECKED
         check = self.bench.check(option.cell) if option.numbers else UNCHECKED
+        self._latest = self._latest if check is UNCHECKED else None  # other processes came between
         if check.passed:
             return "kept", "", found, check
         return "rejected", "the numbers change too much", found, check
@@ -367,7 +368,7 @@ class Search:
             if (peak := peak_bytes(records[-1])) and (limit := self.situation.memory_bytes) and peak > limit:
                 yield f"its peak is {human(peak, 'bytes')}, more than {human(limit, 'bytes')}"
                 return
-            if not self._is_steady and (len(turns) == 2 or len(of_base) == 1):
+            if not self._is_steady and self._new > 1 and (len(turns) == 2 or len(of_base) == 1):
                 compared.pairs.append((of_base[-1], records[-1]))
             seen = Seen(
                 of_base,
@@ -394,12 +395,10 @@ class Search:
     def compared_with_start(self, cell: Cell) -> Judgement | None:
         """Return the judgement of a cell compared with the start, in as many pairs as the time allows.
 
-        None if one fails. The pairs of a trial of the same two cells are the first of them: their errors are divided.
+        None if one fails. The pairs of its trial do not count: it was kept because of them.
         """
         whole, began_s = None, self.bench.spent_s()
-        of_trial = [] if self._is_steady else [one for one in self._comparisons if one.is_open(self.start, cell)]
-        compared = of_trial[-1] if of_trial else self._comparison(self.start, cell)
-        for pair, found in enumerate(self._pairs(compared), 1):
+        for pair, found in enumerate(self._pairs(self._comparison(self.start, cell)), 1):
             if isinstance(found, str):
                 return whole
             whole = found
@@ -410,9 +409,11 @@ class Search:
         return whole
 
     def _measure(self, cell: Cell) -> RunRecord:
+        began_s = self.bench.spent_s()
         record = self.bench.measure(cell, self._numbers[cell])
         self._numbers[cell] += 1
-        self._latest = cell
+        is_new = self.bench.spent_s() - began_s > KNOWN_S
+        self._latest, self._new = cell, self._new + 1 if is_new else 0
         if record.measurement is not None and record.is_timing:
             self._records.setdefault(cell, []).append(record)
         return record

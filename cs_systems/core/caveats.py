@@ -121,8 +121,7 @@ def recomputed(share: float) -> Caveat:
     return caveat("recomputed", f"{100 * share:.0f}% of backward repeats forward, for torch.utils.checkpoint")
 
 
-MIXED_BATCHES = "mixed-batches"
-UNEVEN = ("mixed-steps", MIXED_BATCHES)  # steps do different work: a known cause of spread
+UNEVEN = ("mixed-steps", "mixed-batches")  # steps do different work: a known cause of spread
 SHARED = "shared-gpu"  # other processes used the GPU
 
 
@@ -131,7 +130,7 @@ def mixed_batches(what: str) -> Caveat:
 
     what: the consequence for the numbers.
     """
-    return caveat(MIXED_BATCHES, f"the batches of the timed steps differ in size; {what}")
+    return caveat("mixed-batches", f"the batches of the timed steps differ in size; {what}")
 
 
 def skipped_steps(skipped: int, steps: int, first_scale: float, scale: float | None) -> Caveat:

@@ -312,7 +312,7 @@ def paired_ratio(
     Args:
         ratios: b/a of each pair.
         confidence: level of the interval.
-        others: ratios of other two programs on the same machine.
+        others: ratios of pairs of other programs on the same machine.
 
     Returns:
         None if there is no pair, or all of them together have fewer degrees of freedom than ENOUGH_DOF.
@@ -327,7 +327,7 @@ def paired_ratio(
     found = _joined(own, rest)
     if found.dof < ENOUGH_DOF:
         return None
-    if own.dof and own.variance > CONTRADICTION * found.variance:
+    if own.dof and rest.dof and own.variance > CONTRADICTION * rest.variance:
         found = own
     variance, dof = _with_assumed(found, 2 * BETWEEN_PROCESSES_SD**2)
     center = statistics.fmean(logs)

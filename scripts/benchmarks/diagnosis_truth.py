@@ -160,6 +160,7 @@ NAMES = {
     r"loads the next batch|fills a queue": "data-loading",
     r"compiles|dynamo|inductor": "recompilation",
     r"for a metric": "evaluation",
+    r"decomposes matrices": "decompositions",
 }
 """Names and words in a sentence about host work that show its cause, in addition to its code."""
 OF_CODES = {

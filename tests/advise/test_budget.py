@@ -33,3 +33,12 @@ def test_usual_process_is_one_of_the_latest() -> None:
     for seconds in (*[2.0] * 20, *[16.0] * 4):  # a compiler is kept
         bench.took(seconds)
     assert bench.process_s() == 16.0
+
+
+def test_a_process_has_twice_the_usual_time_also_at_the_end() -> None:
+    bench = Bench()
+    for _ in range(3):
+        bench.took(40.0)
+    bench.now += 80
+    assert bench.left_s() == 160.0  # for the proof alone
+    assert bench.timeout_s() == 80.0

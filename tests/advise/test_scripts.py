@@ -217,10 +217,10 @@ def test_levers_that_only_shorten_kernels_come_last_where_the_step_waits_for_lau
 
 IN_STEPS = {
     "fused_optimizer": "the optimizer takes 0.5% of the step",
-    "data_loader": "waiting for a batch takes 0.0% of the step",
+    "data_loader": "waiting for a batch or its copy takes 0.0% of the step",
     "garbage_collection": "collections take 0.4% of the steps",
     "persistent_workers": "no timed step starts the workers again",
-    "called_collections": "no timed step calls gc.collect() or cudaMalloc",
+    "called_collections": "collections take 0.4% of the steps, and no timed step calls cudaMalloc",
     "allocator": "no timed step calls cudaMalloc",
 }
 WITH_WORKERS = "import gc\ngc.collect()\nDataLoader(data, num_workers=2)\n"
@@ -246,14 +246,6 @@ def test_lever_of_a_part_that_takes_no_time_is_not_tried(name: str, takes_part: 
     record = RunRecord("", config, "ok", measurement=measurement, results=results, warnings=warnings)
     situation = Situation(ScriptPlan(), GPU, (record,), texts=(source,))
     assert lever.unfit(situation) == (None if takes_part else IN_STEPS[name])
-
-
-@pytest.mark.parametrize(("code", "applies"), [("mixed-steps", True), ("mixed-batches", False)])
-def test_graphs_are_not_recorded_for_each_size_of_a_batch(code: str, applies: bool) -> None:
-    record = RunRecord("", RunConfig(workload="loop train").to_dict(), "ok", warnings=(Caveat(code, "", ""),))
-    script = all_levers()["reduce_overhead"].script
-    assert script is not None
-    assert (script.unfit(Situation(ScriptPlan(), GPU, (record,), texts=(SCRIPT,))) is None) == applies
 
 
 DDP_OF_NET = "from torch.nn.parallel import DistributedDataParallel as DDP\nself.net = DDP(self.net)\n"

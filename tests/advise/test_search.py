@@ -241,17 +241,6 @@ def test_search_comes_back_to_a_gain_that_few_pairs_cannot_prove_if_time_is_left
     assert row["gain"] == pytest.approx(step_s(START) / step_s(replace(START, attention="sdpa_flash")), rel=0.05)
 
 
-def test_pairs_of_the_only_kept_option_are_the_first_of_the_whole_gain() -> None:
-    bench = NoisyBench(5000.0)
-    search = Search(Situation(START, CPU), {"bf16": all_levers()["bf16"]}, bench)
-    search.run()
-    (row,) = search.answer().kept
-    whole = search.answer().whole
-    assert whole is not None
-    assert len(search._comparisons) == 1
-    assert len(bench.order) == 2 * len(search._comparisons[0].pairs) > row["processes"]
-
-
 def test_an_option_without_a_large_gain_in_its_first_pair_waits_for_the_others() -> None:
     """On a host, attention gains little and is usual; bf16 gains much: it is proved before attention is decided."""
     lines: list[str] = []

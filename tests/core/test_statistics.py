@@ -440,6 +440,9 @@ def test_few_pairs_take_the_variance_of_others_unless_they_vary_far_more() -> No
     wild = stats.paired_ratio([0.5, 1.5], others=quiet)
     assert wild is not None
     assert wild.high / wild.low > 100, "by its own variance, of one degree of freedom"
+    few = stats.paired_ratio([0.7, 0.9, 1.2], others=quiet)
+    assert few is not None
+    assert few.low < 1 < few.high, "they vary far more than the others, which have more degrees of freedom"
     with pytest.raises(ConfigError, match="above 0"):
         stats.paired_ratio([0.0, 1.0], others=quiet)
 

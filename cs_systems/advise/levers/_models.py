@@ -43,7 +43,16 @@ def models_of(optimizer: Any) -> list[Any]:
 
 def has_convolutions(model: Any) -> bool:
     """Return whether a model has a convolution among its modules."""
+    return any(map(_is_convolution, model.modules()))
+
+
+def any_convolutions() -> bool:
+    """Return whether this process has a module that is a convolution, trained or not."""
+    return any(map(_is_convolution, gc.get_objects()))
+
+
+def _is_convolution(thing: object) -> bool:
     from torch import nn
 
     kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-    return any(isinstance(each, kinds) for each in model.modules())
+    return issubclass(type(thing), kinds)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from cs_systems.advise.edits import after_imports
 from cs_systems.advise.lever import Lever, ScriptChange, Situation
-from cs_systems.advise.levers._models import at_optimizer, has_convolutions
+from cs_systems.advise.levers._models import any_convolutions
 
 LINE = "torch.backends.cudnn.benchmark = True"
 
@@ -21,7 +21,7 @@ def hook() -> Callable[[], bool]:
     import torch
 
     torch.backends.cudnn.benchmark = True
-    return at_optimizer(has_convolutions)
+    return any_convolutions
 
 
 LEVER = Lever(

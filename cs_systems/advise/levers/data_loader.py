@@ -9,6 +9,7 @@ from typing import Any
 from cs_systems.advise.edits import calls, chained, in_calls, with_value
 from cs_systems.advise.lever import Lever, ScriptChange, Situation
 from cs_systems.advise.levers._loaders import NAMES, made_with, may_take_workers, unfit_stream
+from cs_systems.analysis.comparison.loop_findings import COPY
 from cs_systems.core.phases import Phase
 from cs_systems.machine.cores import usable_cores
 
@@ -21,7 +22,9 @@ def unfit(situation: Situation) -> str | None:
     if reason := unfit_stream(situation):
         return reason
     takes = re.search(r"num_workers\s*=(?!=)(?!\s*0\b)", situation.source)
-    return "the script sets num_workers itself" if takes else situation.too_short(Phase.INPUT, "waiting for a batch")
+    if takes:
+        return "the script sets num_workers itself"
+    return situation.too_short(Phase.INPUT, COPY, what="waiting for a batch or its copy")
 
 
 def hook() -> Callable[[], bool]:

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from cs_systems.advise.edits import after_imports
-from cs_systems.advise.lever import Lever, ScriptChange
-from cs_systems.advise.levers.dynamic_shapes import CAUSE, unfit
+from cs_systems.advise.lever import Lever, ScriptChange, Situation
+from cs_systems.advise.levers.compile import compiles
+from cs_systems.advise.levers.dynamic_shapes import CAUSE, REPEATS_NOTHING
 
 LINE = "torch._dynamo.config.allow_unspec_int_on_nn_module = True"
+
+
+def unfit(situation: Situation) -> str | None:
+    if not compiles(situation.source):
+        return "the script compiles no model"
+    return REPEATS_NOTHING if situation.history and CAUSE not in situation.causes else None
 
 
 def hook() -> None:
@@ -19,7 +26,7 @@ LEVER = Lever(
     "sums in another order, because other kernels are compiled",
     None,
     LINE,
-    0.25,
+    0.1,
     ScriptChange(
         "integers of modules as variables in torch.compile",
         unfit,
@@ -28,4 +35,5 @@ LEVER = Lever(
         in_script_alone=True,
     ),
     remedies=(CAUSE,),
+    cost=3.0,
 )

@@ -9,13 +9,14 @@ from cs_systems.advise.edits import chained, in_calls, with_value
 from cs_systems.advise.lever import Lever, ScriptChange, Situation
 
 CAUSE, COMPILE = "recompilation", "torch.compile"
+REPEATS_NOTHING = "nothing is compiled again in the recorded steps"
 
 
 def unfit(situation: Situation) -> str | None:
     if COMPILE not in situation.source:
         return "the script compiles no model"
     if situation.history and CAUSE not in situation.causes:
-        return "nothing is compiled again in the recorded steps"
+        return REPEATS_NOTHING
     return None
 
 

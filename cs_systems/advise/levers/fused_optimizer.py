@@ -35,7 +35,7 @@ def unfit(situation: Situation) -> str | None:
         return "the script sets fused itself"
     if not calls(situation.source, FUSED):
         return f"the script makes no {', '.join(FUSED)}"
-    return None if situation.goal == "memory" else situation.too_short(Phase.OPTIMIZER, "the optimizer")
+    return None if situation.goal == "memory" else situation.too_short(Phase.OPTIMIZER, what="the optimizer")
 
 
 def hook() -> Callable[[], bool]:

@@ -17,9 +17,9 @@ LINES = ("gc.freeze()", f"gc.set_threshold{THRESHOLD}")
 def unfit(situation: Situation) -> str | None:
     if re.search(r"\bgc\.", situation.source):
         return "the script controls it itself"
-    rows = COLLECTIONS.of(situation.record.results) if situation.record else ()
-    shares = [row["time_s"] / row["total_s"] for row in rows if row["total_s"]]
-    return f"collections take {shares[0]:.1%} of the steps" if shares and shares[0] < MINIMUM_EFFECT else None
+    row = COLLECTIONS.first(situation.record.results) if situation.record else None
+    share = row["time_s"] / row["total_s"] if row and row["total_s"] else None
+    return None if share is None or share >= MINIMUM_EFFECT else f"collections take {share:.1%} of the steps"
 
 
 def hook() -> None:

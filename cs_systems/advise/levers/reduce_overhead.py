@@ -11,17 +11,12 @@ from cs_systems.advise.edits import before_optimizer
 from cs_systems.advise.lever import Lever, ScriptChange, Situation
 from cs_systems.advise.levers._models import at_optimizer
 from cs_systems.advise.levers.compile import unfit as compiles_itself
-from cs_systems.core.caveats import MIXED_BATCHES
 
 MODE = "reduce-overhead"
 
 
 def unfit(situation: Situation) -> str | None:
-    if not situation.on_gpu:
-        return "it needs a GPU"
-    if situation.record and any(caveat.code == MIXED_BATCHES for caveat in situation.record.warnings):
-        return "the batches differ in size, and each size records graphs of its own"
-    return compiles_itself(situation)
+    return compiles_itself(situation) if situation.on_gpu else "it needs a GPU"
 
 
 def hook() -> Callable[[], bool]:

@@ -23,7 +23,10 @@ _KINDS = {
     r"gc\.collect|\bcollect\b|" + _BEGIN + "gc_collect": HostWork(
         "collects garbage", "leave out gc.collect(), or call it every 100th step"
     ),
-    r"\bempty_cache\b": HostWork(
+    r"\blinalg\.(p?inv|svd|svdvals|eigh?|eigvalsh?|matrix_exp|qr|lu)\b|\btorch\.(p?inverse|svd|qr)\b": HostWork(
+        "decomposes matrices", "do it once where a matrix stays the same; solve() in place of an inverse"
+    ),
+    r"\b(cuda|mps|xpu|accelerator)\.(memory\.)?empty_cache\b": HostWork(
         "gives the device's memory back",
         "do not call torch.cuda.empty_cache() in the loop: the next step asks for it again",
     ),

@@ -344,19 +344,6 @@ class RepeatedRowsRow(TypedDict):
     backward_s: float
 
 
-class ConstantMatrixRow(TypedDict):
-    """Decompositions of matrices that are the same in each observed step, on a CPU."""
-
-    calls_of: str  # such as "torch.linalg.inv"
-    shape: str
-    matrices: int  # different ones in a step
-    calls: int  # per step
-    steps: int
-    time_s: float  # per step
-    function: str
-    place: str
-
-
 class SamplesAsTimeRow(TypedDict):
     """Recurrent layer without batch_first whose input has the samples of the batch where it expects steps of time."""
 
@@ -551,7 +538,6 @@ REPEATED_CALLS = Table("repeated_calls", RepeatedCallsRow, "calls of a model wit
 REPEATED_MODULES = Table("repeated_modules", RepeatedModulesRow, "calls of modules that compute a result again")
 ONE_HOT = Table("one_hot_products", OneHotRow, "linear layers that multiply one-hot rows")
 REPEATED_ROWS = Table("repeated_rows", RepeatedRowsRow, "rows that are looked up for each part of a batch")
-CONSTANT_MATRICES = Table("constant_matrices", ConstantMatrixRow, "decompositions of matrices that stay the same")
 SAMPLES_AS_TIME = Table("samples_as_time", SamplesAsTimeRow, "recurrent layers that walk over the samples of a batch")
 DROPPED_GRADIENTS = Table(
     "dropped_gradients", DroppedGradientsRow, "gradients that are cleared before their optimizer's step"

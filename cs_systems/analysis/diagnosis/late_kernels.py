@@ -21,7 +21,7 @@ REMEDY = (
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the gaps in which a launched kernel did not start: a few long ones, or the usual one after every kernel.
 
-    The kernels of other processes make long ones; that they are there is told below the table.
+    The kernels of other processes make long ones; a caveat below the table names these processes.
     """
     step_s, idle_s = evidence.step_s, evidence.idle_s.get(LATENCY)
     rows = evidence.gaps_by(LATENCY)

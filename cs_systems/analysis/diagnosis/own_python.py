@@ -39,7 +39,7 @@ SORTED = HostWork(
     "sorts", "sort less often; if only the largest or smallest are used, take these alone (Tensor.topk, heapq)"
 )
 SORTS = re.compile(r"\b(arg)?sort(ed)?$")
-METRIC = re.compile(r"metrics?|recall|ndcg|mrr|accuracy|(?<![a-z])(auc|f1|iou|bleu|rouge)(?![a-z])", re.IGNORECASE)
+METRIC = re.compile(r"(?<![a-z])(metrics?|recall|ndcg|mrr|accuracy|auc|iou|bleu|rouge)(?![a-z])", re.IGNORECASE)
 SORTED_FOR_METRIC = HostWork("sorts for a metric", f"{SORTED.remedy}; or compute the metric every few steps")
 POLL = "wait for it without a pause: get() of a queue with a timeout, wait() of an event, or result() of a future"
 COLLECTIVES = re.compile(  # methods of a tensor named dist, such as gather, are none

@@ -16,6 +16,7 @@ from cs_systems.analysis.diagnosis.own_python import FEWEST, called_at, work_of
 NOTABLE = 0.15  # share of the timed steps
 DELAYED = 0.25  # share of that time in which a thread of an operator waits for a core
 FEWEST_TRIES = 2
+SELDOM = 0.1  # share of the tries at which the lock was held; below it, the loop waits for something else
 WAITS = ("sleeps", "waits for a server", "starts other programs")  # kinds of work without a core
 REMEDY = (
     "do its work in other processes (a data loader with num_workers, multiprocessing), by operators on whole tensors, "
@@ -26,15 +27,17 @@ REMEDY = (
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the busiest thread, if the loop's thread waits inside the model's phases.
 
-    On a CPU these have nothing to wait for but Python's lock, unless operators use several threads and one of these
-    waits for a core. On a GPU the loop may also wait for kernels, and among ranks for the others.
+    The loop may also wait for something else, such as a socket, unless looks found the lock held; where operators use
+    several threads, for one of these that waits for a core. On a GPU it may wait for kernels, and among ranks for the
+    others.
     """
     row, step_s, config = PYTHON_THREADS.first(evidence.tables), evidence.step_s, evidence.config
     if row is None or step_s is None or config is None or config.world_size > 1 or config.device != "cpu":
         return None
     is_held = row["tries"] >= FEWEST_TRIES and row["held_share"] >= MOSTLY
     is_delayed = row["operator_threads"] > 1 and row["pool_queued_share"] > DELAYED * row["waited_share"]
-    if is_delayed and not is_held:
+    is_free = row["tries"] >= FEWEST_TRIES and row["held_share"] < SELDOM
+    if is_free or (is_delayed and not is_held):
         return None
     waited_s = row["waited_share"] * step_s
     if waited_s - evidence.phases_s(*WAITING) < NOTABLE * step_s or row["busy_share"] < MOSTLY * row["waited_share"]:

@@ -78,7 +78,7 @@ class EmptyClipping(Replacing):
             self._empty.append(of_call)
 
     def look_before_update(self, optimizer: Optimizer) -> None:
-        self._updated += sum(p.grad is not None for p in parameters_of(optimizer))
+        self._updated += sum(p.requires_grad and p.grad is not None for p in parameters_of(optimizer))
 
     def look_after_step(self) -> None:
         super().look_after_step()

@@ -1,8 +1,9 @@
 """Models that train in evaluation mode, because an evaluation calls `eval()` and nothing calls `train()` after it.
 
 The mode of each model is read at every backward pass. Only a switch that stays until the end of the recording counts,
-and only one by an evaluation: calls without gradients follow the last `eval()`. A program may train in evaluation mode
-on purpose, such as with fixed statistics; then it does so from the start, or calls `eval()` right before it trains.
+and only one by an evaluation: calls without gradients follow the last `eval()`, and the same line calls it again later.
+A program may train in evaluation mode on purpose, such as with fixed statistics; then it does so from the start, calls
+`eval()` right before it trains or once, or calls `train()` with a mode of its own.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class _Mode:
         line: the line of the last `eval()`. calls: the number of calls without gradients before it.
         is_by_evaluation: calls without gradients came between that and the first backward pass.
         is_updated: an optimizer updates the model in evaluation mode.
+        is_again: the same line has called `eval()` again, as an evaluation does, after steps in evaluation mode.
         switching: modules in training mode that the mode changes.
     """
 
@@ -45,7 +47,7 @@ class _Mode:
         self.trained = self.steps = self.calls = 0
         self.since: int | None = None
         self.line: Line | None = None
-        self.is_by_evaluation = self.is_updated = False
+        self.is_by_evaluation = self.is_updated = self.is_again = False
         self.switching: _Switching = []
 
 
@@ -63,14 +65,16 @@ class EvaluationMode(FewSteps):
         self.kept = {}
         self._steps = self._calls = 0
         self._modes: weakref.WeakKeyDictionary[nn.Module, _Mode] = weakref.WeakKeyDictionary()
+        self._is_in_eval = False
         self.step_failed()
 
     def step_failed(self) -> None:
         self._here: dict[nn.Module, bool] = {}  # the models of this step, and whether one pass was in training mode
 
     def observe(self, observation: Observation) -> None:
-        """Watch calls of `eval()` until the observation is closed."""
+        """Watch calls of `eval()` and `train()` until the observation is closed."""
         observation.add(self._watch, is_guarded=True)
+        observation.add(self._watch_train, is_guarded=True)
 
     def _watch(self) -> Undo:
         own = nn.Module.eval
@@ -78,11 +82,27 @@ class EvaluationMode(FewSteps):
         @passed_through
         @functools.wraps(own)
         def watched(module: Any, *args: Any, **kwargs: Any) -> Any:
-            result = own(module, *args, **kwargs)
+            self._is_in_eval = True
+            try:
+                result = own(module, *args, **kwargs)
+            finally:
+                self._is_in_eval = False
             self._evaluates()
             return result
 
         return replaced(nn.Module, "eval", watched)
+
+    def _watch_train(self) -> Undo:
+        own = nn.Module.train
+
+        @passed_through
+        @functools.wraps(own)
+        def watched(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self._is_in_eval and (mode := self._modes.get(module)) is not None:
+                mode.line, mode.is_again = None, False  # the program sets the mode itself, to whichever
+            return own(module, *args, **kwargs)
+
+        return replaced(nn.Module, "train", watched)
 
     @untraced
     @as_guest
@@ -93,6 +113,7 @@ class EvaluationMode(FewSteps):
         line = own_lines(sys._getframe(1))[1]
         for model in self._subject.models:
             if not model.training and (mode := self._modes.get(model)) is not None:
+                mode.is_again |= mode.since is not None and line == mode.line
                 mode.line, mode.calls = line, self._calls_so_far()
 
     def _calls_so_far(self) -> int:
@@ -114,7 +135,7 @@ class EvaluationMode(FewSteps):
             mode = self._modes[model]
             if is_training:
                 mode.trained, mode.since, mode.steps = mode.trained + 1, None, 0
-                mode.is_by_evaluation = mode.is_updated = False
+                mode.is_by_evaluation = mode.is_updated = mode.is_again = False
             elif mode.trained:
                 mode.since = mode.since or self._steps
                 mode.steps += 1
@@ -128,7 +149,7 @@ class EvaluationMode(FewSteps):
                 mode.switching = [*_switching(model)]
 
     def look_before_update(self, optimizer: Optimizer) -> None:
-        with_gradient = {id(p) for p in parameters_of(optimizer) if p.grad is not None}
+        with_gradient = {id(p) for p in parameters_of(optimizer) if p.requires_grad and p.grad is not None}
         for model, mode in self._modes.items():
             if mode.since is not None and not mode.is_updated:
                 mode.is_updated = any(id(p) in with_gradient for p in model.parameters())
@@ -155,7 +176,8 @@ def _switching(model: nn.Module) -> Iterator[tuple[weakref.ref[nn.Module], str]]
 def _row(model: nn.Module, mode: _Mode) -> EvaluationModeRow | None:
     """Return the row of a model that an evaluation left in evaluation mode; None if a part of it was switched back."""
     modules = [(module, what) for reference, what in mode.switching if (module := reference()) is not None]
-    if mode.since is None or mode.line is None or not (mode.is_by_evaluation and mode.is_updated and modules):
+    is_left = mode.is_by_evaluation and mode.is_again and mode.is_updated
+    if mode.since is None or mode.line is None or not (is_left and modules):
         return None
     if any(module.training for module, _ in modules):
         return None

@@ -26,7 +26,6 @@ from cs_systems.instrument.probes import Probes
 from cs_systems.measure.recorder import _again, _result, hooks
 from cs_systems.measure.recorder.anomaly import Anomaly
 from cs_systems.measure.recorder.calls import Calls
-from cs_systems.measure.recorder.constant_matrices import ConstantMatrices
 from cs_systems.measure.recorder.double import Double
 from cs_systems.measure.recorder.double_softmax import DoubleSoftmax
 from cs_systems.measure.recorder.empty_clipping import EmptyClipping
@@ -135,7 +134,6 @@ class Recording:
             self._outcome, Padding(), RemadeOptimizers(), LearningRates(), DoubleSoftmax(), Unregistered(of),
             SlowSettings(of), PairedTargets(), InputGradients(of), Energy(of), OtherThreads(of), self._mode,
             RandomDraws(tracker, hidden, compiled), EmptyClipping(tracker), RepeatedRows(of, compiled),
-            ConstantMatrices(tracker, hidden, compiled),
         ]  # fmt: skip
         if self._writer.meeting is not None:
             every.append(RankSteps(self._subject, tracker, self._writer.meeting, self._patience_s))

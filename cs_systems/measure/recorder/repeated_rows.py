@@ -110,7 +110,8 @@ class RepeatedRows(Replacing):
 
     def look_before_backward(self, roots: Any) -> None:
         self._passes += 1
-        if not self._packs:
+        # hooks that were entered before the observer looked pack tensors, too
+        if not self._packs and torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
             for node, lookup, indices in self._lookups(roots):
                 self._here[lookup] += 1
                 self._timers.append((lookup, _Timer(node)))

@@ -1,11 +1,10 @@
-"""Work that one time would do: rows that an index looks up again, and decompositions of matrices that stay the same."""
+"""Rows that an index looks up again for each part of a batch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from torch.nn import functional
 from torch.optim import AdamW
 from torch.utils.checkpoint import checkpoint
 
-from cs_systems.analysis.comparison.loop_findings import CONSTANT_MATRICES, REPEATED_ROWS, RepeatedRowsRow
+from cs_systems.analysis.comparison.loop_findings import REPEATED_ROWS, RepeatedRowsRow
 from cs_systems.core.tables import Tables
 from tests.measure.recorder.test_training import recorded
 from tests.measure.recorder.trainings import Step, update
@@ -74,46 +73,6 @@ def over_edges() -> Step:
     return step
 
 
-def decomposing(matrix: Callable[[Tensor, Tensor, int], Tensor], method: Callable[[Tensor], Any]) -> Step:
-    """Return a step that decomposes a matrix, made from the layer's weight, the batch, and the number of the step."""
-    torch.manual_seed(0)
-    model, steps = nn.Linear(32, 32), count()
-    optimizer = AdamW(model.parameters())
-
-    def step() -> None:
-        inputs = torch.randn(16, 32)
-        found, number = model(inputs), next(steps)
-        for _ in range(3):
-            found = found @ method(matrix(model.weight, inputs, number))
-        update(optimizer, functional.mse_loss(found, inputs))
-
-    return step
-
-
-CONSTANT = torch.eye(32) * 2 + 0.01 * torch.ones(32, 32)
-
-
-def constant_matrix(*_: Any) -> Tensor:
-    return 0.5 * CONSTANT
-
-
-def matrix_of_parameters(weight: Tensor, *_: Any) -> Tensor:
-    return CONSTANT + 0.01 * weight @ weight.T
-
-
-@torch.no_grad()
-def matrix_of_parameters_without_gradients(weight: Tensor, *_: Any) -> Tensor:
-    return matrix_of_parameters(weight)
-
-
-def matrix_of_the_batch(_: Tensor, inputs: Tensor, __: int) -> Tensor:
-    return CONSTANT + inputs.T @ inputs / len(inputs)
-
-
-def matrix_of_every_tenth_step(_: Tensor, __: Tensor, number: int) -> Tensor:
-    return CONSTANT * (1 + number // 10)
-
-
 def tables(out: Path, step: Step) -> Tables:
     """Record the step, and return the tables of the timing."""
     recorder = recorded(out, step)
@@ -164,42 +123,19 @@ def test_checkpointed_forward_is_not_run_again_to_read_an_index(tmp_path: Path) 
     assert next(calls) == 2 * steps
 
 
-@pytest.mark.parametrize(
-    ("name", "method"),
-    [
-        ("torch.linalg.inv", lambda m: torch.linalg.inv(m)),
-        ("torch.linalg.cholesky", lambda m: torch.linalg.cholesky(m)),
-        ("torch.linalg.pinv", lambda m: torch.linalg.pinv(m, hermitian=True)),
-        ("torch.inverse", lambda m: torch.inverse(m)),
-        ("Tensor.inverse", lambda m: m.inverse()),
-    ],
-)
-def test_decompositions_of_a_matrix_that_stays_the_same_are_timed(
-    name: str, method: Callable[[Tensor], Tensor], tmp_path: Path
-) -> None:
-    (row,) = CONSTANT_MATRICES.of(tables(tmp_path, decomposing(constant_matrix, method)))
-    assert (row["calls_of"], row["shape"], row["calls"], row["matrices"], row["steps"]) == (name, "32 × 32", 3, 1, 6)
-    assert row["place"].startswith("test_done_once.py:")
-    assert row["time_s"] > 0
+def test_hooks_that_pack_tensors_of_the_whole_training_are_not_called_again(tmp_path: Path) -> None:
+    """Each tensor may be unpacked once, as by hooks that keep it in a file until then."""
+    kept: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> int:
+        kept[id(tensor)] = tensor
+        return id(tensor)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, kept.pop):
+        assert not rows(tmp_path, of_positions(expanded))
 
 
-@pytest.mark.parametrize(
-    "matrix",
-    [
-        lambda *of: matrix_of_parameters(*of),
-        lambda *of: matrix_of_parameters_without_gradients(*of),
-        lambda *of: matrix_of_the_batch(*of),
-        lambda *of: matrix_of_every_tenth_step(*of),
-    ],
-    ids=["of parameters", "of parameters without gradients", "of the batch", "of every tenth step"],
-)
-def test_matrices_that_change_have_no_row(matrix: Callable[..., Tensor], tmp_path: Path) -> None:
-    step = decomposing(matrix, lambda m: torch.linalg.cholesky(m))
-    assert not CONSTANT_MATRICES.of(tables(tmp_path, step))
-
-
-def test_replaced_functions_are_restored(tmp_path: Path) -> None:
-    before = torch.linalg.inv, torch.inverse, Tensor.inverse, torch.autograd.graph.saved_tensors_hooks.__enter__
-    tables(tmp_path, decomposing(constant_matrix, lambda m: torch.linalg.inv(m)))
-    after = torch.linalg.inv, torch.inverse, Tensor.inverse, torch.autograd.graph.saved_tensors_hooks.__enter__
-    assert after == before
+def test_replaced_function_is_restored(tmp_path: Path) -> None:
+    before = torch.autograd.graph.saved_tensors_hooks.__enter__
+    tables(tmp_path, of_positions(expanded))
+    assert torch.autograd.graph.saved_tensors_hooks.__enter__ is before
