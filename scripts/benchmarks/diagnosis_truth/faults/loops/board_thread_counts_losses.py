@@ -10,7 +10,7 @@ from torch import nn
 
 CASE = {
     "generation": 10,
-    "truth": "A background thread draws the board over and over in pure Python; it holds the interpreter's lock while it does, and the training thread waits for the lock after each operator. Measured: 50%.",
+    "truth": "A background thread draws the board over and over in pure Python; it holds the interpreter's lock while it does, and the training thread waits for the lock after each operator.",
     "cause": "host-python",
     "also": ["logging"],
     "never": ["data-loading", "evaluation", "no-update", "start-up", "padding", "thread-oversubscription", "casts"],

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset
 
 CASE = {
     "generation": 10,
-    "truth": "lru_cache keeps 128 spectrograms by default, but an epoch passes 640 recordings: four of five look-ups miss, and the spectrogram is computed again. Measured: 68%.",
+    "truth": "lru_cache keeps 128 spectrograms by default, but an epoch passes 640 recordings: four of five look-ups miss, and the spectrogram is computed again.",
     "cause": "data-loading",
     "also": ["host-python"],
     "never": ["logging", "evaluation", "growth", "no-update", "start-up", "padding", "checkpoint-writing"],

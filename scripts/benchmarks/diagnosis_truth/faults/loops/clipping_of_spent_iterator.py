@@ -14,7 +14,6 @@ CASE = {
     "never": ["data-loading", "logging", "evaluation", "growth", "no-update", "start-up", "padding", "host-python"],
     "healthy": False,
     "place": ["trainable = filter(", "clip_grad_norm_(trainable", "torch.optim.SGD(trainable"],
-    "share": 0,
     "remedy": "make a list of the filter",
     "without": [
         [

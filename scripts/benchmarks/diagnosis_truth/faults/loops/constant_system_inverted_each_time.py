@@ -5,7 +5,7 @@ from torch import nn
 
 CASE = {
     "generation": 10,
-    "truth": "The matrix of the implicit time step never changes, but its inverse is computed again at each of the simulated instants of each training step. Measured: 45%.",
+    "truth": "The matrix of the implicit time step never changes, but its inverse is computed again at each of the simulated instants of each training step.",
     "cause": "decompositions",
     "also": [],
     "never": ["data-loading", "logging", "evaluation", "growth", "host-python", "no-update", "start-up", "padding"],

@@ -12,7 +12,6 @@ CASE = {
     "never": ["data-loading", "logging", "growth", "start-up", "padding", "host-python", "no-update", "divergence"],
     "healthy": False,
     "place": ["model.eval()", "model.train()", "if self.training", "recall("],
-    "share": 0,
     "remedy": "call model.train() at the start of each epoch",
     "without": [
         ["    model.eval()\n", "    model.train()\n    model.eval()\n"],

@@ -12,7 +12,6 @@ CASE = {
     "never": ["data-loading", "logging", "evaluation", "growth", "start-up", "padding", "host-python", "divergence"],
     "healthy": False,
     "place": ["torch.tensor([who, mood, age]", "loss.backward()", "requires_grad=True"],
-    "share": 0,
     "remedy": "torch.stack the losses, or add them",
     "without": [
         [

@@ -8,7 +8,7 @@ from torch import nn
 
 CASE = {
     "generation": 10,
-    "truth": "The sampler looks for each node in a list (`in` and `.index`), which takes time in proportion to the nodes sampled so far: quadratic in the size of the subgraph. Measured: 42%.",
+    "truth": "The sampler looks for each node in a list (`in` and `.index`), which takes time in proportion to the nodes sampled so far: quadratic in the size of the subgraph.",
     "cause": "host-python",
     "also": ["data-loading"],
     "never": ["logging", "evaluation", "growth", "no-update", "start-up", "checkpoint-writing", "casts"],

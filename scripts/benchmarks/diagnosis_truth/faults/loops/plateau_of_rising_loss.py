@@ -15,7 +15,6 @@ CASE = {
     "never": ["data-loading", "logging", "growth", "start-up", "padding", "host-python", "divergence", "nan-loss"],
     "healthy": False,
     "place": ["ReduceLROnPlateau(", "scheduler.step(", 'mode="max"'],
-    "share": 0,
     "remedy": "mode='min'",
     "without": [
         [

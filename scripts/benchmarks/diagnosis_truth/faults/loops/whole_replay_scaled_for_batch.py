@@ -7,7 +7,7 @@ from torch import nn
 
 CASE = {
     "generation": 10,
-    "truth": "Each draw of a batch converts the whole replay memory from bytes to floats and divides it by 255, before 32 of its frames are picked. Measured: 50%.",
+    "truth": "Each draw of a batch converts the whole replay memory from bytes to floats and divides it by 255, before 32 of its frames are picked.",
     "cause": "casts",
     "also": ["data-loading", "elementwise-chain"],
     "never": [
