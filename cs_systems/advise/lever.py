@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from cs_systems.analysis.comparison.loop_findings import COLLECTIONS
 from cs_systems.analysis.diagnosis import Expected
 from cs_systems.config import FIELDS, ConfigError, RunConfig
 from cs_systems.core import plugins
@@ -105,6 +106,12 @@ class Situation:
             return None
         of_loop = any(caveat.code == "cudaMalloc" for caveat in self.record.warnings)
         return of_loop or any(sample.device_mallocs for sample in self.record.measurement.timed)
+
+    @property
+    def collected_share(self) -> float | None:
+        """Share of the steps that garbage collections take; None without a row of them."""
+        row = COLLECTIONS.first(self.record.results) if self.record else None
+        return row["time_s"] / row["total_s"] if row and row["total_s"] else None
 
     @property
     def step_s(self) -> float | None:

@@ -323,7 +323,7 @@ def paired_ratio(
     if not ratios:
         return None
     logs = _logs(ratios)
-    own, rest = _between_pairs([logs]), _between_pairs(map(_logs, filter(None, others)))
+    own, rest = _pooled_logs([logs]), _pooled_logs(map(_logs, filter(None, others)))
     found = _joined(own, rest)
     if found.dof < ENOUGH_DOF:
         return None
@@ -335,13 +335,14 @@ def paired_ratio(
     return PairedRatio(math.exp(center), math.exp(center - half), math.exp(center + half))
 
 
-def _between_pairs(series: Iterable[Sequence[float]]) -> Pooled:
-    """Return the common variance of log ratios, each series about its mean."""
-    found = Pooled(0.0, 0)
+def _pooled_logs(series: Iterable[Sequence[float]]) -> Pooled:
+    """Return the common variance of the logs in each series about its mean."""
+    squares = dof = 0.0
     for logs in series:
         if len(logs) > 1:
-            found = _joined(found, Pooled(statistics.variance(logs), len(logs) - 1))
-    return found
+            squares += statistics.variance(logs) * (len(logs) - 1)
+            dof += len(logs) - 1
+    return Pooled(squares / dof if dof else 0.0, dof)
 
 
 def median(groups: Iterable[Rounds]) -> float:
@@ -358,13 +359,8 @@ class Pooled(NamedTuple):
 
 def pooled(programs: Iterable[Sequence[Rounds]]) -> Pooled:
     """Return the common variance between the processes of programs (analysis of variance, Fisher 1925)."""
-    squares = dof = 0.0
-    for groups in programs:
-        if len(groups) > 1:
-            logs = _logs([median([rounds]) for rounds in groups])
-            squares += statistics.variance(logs) * (len(logs) - 1)
-            dof += len(logs) - 1
-    return Pooled(squares / dof if dof else 0.0, dof)
+    several = (groups for groups in programs if len(groups) > 1)
+    return _pooled_logs(_logs([median([rounds]) for rounds in groups]) for groups in several)
 
 
 def _common(a_groups: Sequence[Rounds], b_groups: Sequence[Rounds], others: Pooled) -> Pooled | None:

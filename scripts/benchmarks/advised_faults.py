@@ -113,7 +113,7 @@ def place(program: str) -> Path:
 
 def search(program: str, budget: str, cores: list[int], save: Path | None) -> Searched:
     """Search a program on these cores; keep in `save` what was printed."""
-    original = place(program)
+    original, core_count = place(program), len(cores) or len(os.sched_getaffinity(0))
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with tempfile.TemporaryDirectory() as folder:
         for file in (original, *original.parent.glob("_*.py")):
@@ -134,7 +134,7 @@ def search(program: str, budget: str, cores: list[int], save: Path | None) -> Se
         file = Path(folder) / "out" / "advice.json"
         if not file.exists():
             reason = (done.stderr.splitlines() or [""])[-1]
-            return Searched(program, budget, len(cores) or all_cores(), (), None, None, None, None, False, reason)
+            return Searched(program, budget, core_count, (), None, None, None, None, False, reason)
         advice = json.loads(file.read_text())
     whole = advice["whole"] or {}
     gain, low, high = (1 / end if (end := whole.get(name)) else None for name in ("ratio", "high", "low"))
@@ -142,11 +142,7 @@ def search(program: str, budget: str, cores: list[int], save: Path | None) -> Se
     of_diff = DIFF.search(done.stdout)
     has_all = BY_HAND not in done.stdout and bool(of_diff or not advice["diff"])
     diff_gain = float(of_diff[1]) if of_diff else None
-    return Searched(program, budget, len(cores) or all_cores(), kept, gain, low, high, diff_gain, has_all)
-
-
-def all_cores() -> int:
-    return len(os.sched_getaffinity(0))
+    return Searched(program, budget, core_count, kept, gain, low, high, diff_gain, has_all)
 
 
 @contextmanager

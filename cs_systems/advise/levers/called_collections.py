@@ -6,7 +6,6 @@ import gc
 
 from cs_systems.advise.edits import without_calls
 from cs_systems.advise.lever import Lever, ScriptChange, Situation
-from cs_systems.analysis.comparison.loop_findings import COLLECTIONS
 from cs_systems.core.statistics import MINIMUM_EFFECT
 
 CALLS = ("gc.collect", "torch.cuda.empty_cache")
@@ -17,8 +16,7 @@ def unfit(situation: Situation) -> str | None:
         return f"the script calls no {CALLS[0]}()"
     if situation.record is None or situation.allocates:
         return None
-    row = COLLECTIONS.first(situation.record.results)
-    share = row["time_s"] / row["total_s"] if row and row["total_s"] else 0.0
+    share = situation.collected_share or 0.0
     if share >= MINIMUM_EFFECT:
         return None
     return f"collections take {share:.1%} of the steps, and no timed step calls cudaMalloc"

@@ -7,7 +7,6 @@ import re
 
 from cs_systems.advise.edits import after_imports
 from cs_systems.advise.lever import Lever, ScriptChange, Situation
-from cs_systems.analysis.comparison.loop_findings import COLLECTIONS
 from cs_systems.core.statistics import MINIMUM_EFFECT
 
 THRESHOLD = (50_000, 20, 100)
@@ -17,8 +16,7 @@ LINES = ("gc.freeze()", f"gc.set_threshold{THRESHOLD}")
 def unfit(situation: Situation) -> str | None:
     if re.search(r"\bgc\.", situation.source):
         return "the script controls it itself"
-    row = COLLECTIONS.first(situation.record.results) if situation.record else None
-    share = row["time_s"] / row["total_s"] if row and row["total_s"] else None
+    share = situation.collected_share
     return None if share is None or share >= MINIMUM_EFFECT else f"collections take {share:.1%} of the steps"
 
 
