@@ -159,12 +159,16 @@ PURE = 0.5  # least share of a line's time, in steps that were looked at, in whi
 
 
 def lines_of_sums(
-    samples: Sequence[Sample], phases_s: dict[str, float], sums: Mapping[int, Sequence[ElementSum]]
+    samples: Sequence[Sample],
+    usual: Sequence[Sample],
+    phases_s: dict[str, float],
+    sums: Mapping[int, Sequence[ElementSum]],
 ) -> found.ElementSumsRow | None:
     """Return the running totals of a step, and the time of the own function that computes most of them.
 
     A sample has the time since the one before it, and thus the operators since then: Python's sum() is one call.
-    sums: the totals in some steps, by the number of the step.
+    samples: those of all steps; which lines compute totals is seen in the few steps with `sums`, usual or not.
+    usual: those of the usual steps, which tell the time. sums: the totals in some steps, by the number of the step.
     """
     inside: dict[_At, float] = {}
     all_s: dict[_At, float] = {}
@@ -183,7 +187,7 @@ def lines_of_sums(
     by_phase: dict[str, float] = {}
     of_lines: dict[str, float] = {}
     lines, count = Counter[Line](), 0
-    for sample in samples:
+    for sample in usual:
         if function is None or sample.phase is None or _is_in(sample, BACKWARD):
             continue
         phase, leaf = _timed(sample.phase.phase()), sample.leaf

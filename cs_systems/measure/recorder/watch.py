@@ -327,7 +327,7 @@ class Watch(Observer):
                     "shape": written, "elements": math.prod(shape), "from_elements": before, "to_elements": after
                 }  # fmt: skip
                 made |= found.BROADCASTS.filled([row])
-            sums = lines_of_sums(of_usual, timing.phases_s, self._sums)
+            sums = lines_of_sums(by_step, of_usual, timing.phases_s, self._sums)
             made |= found.ELEMENT_SUMS.filled([sums]) if sums else {}
             made |= found.FORWARD_OPERATORS.filled(self._forward_operators(of_usual))
             made |= found.SLOW_STEPS.filled(slow) if slow else {}
