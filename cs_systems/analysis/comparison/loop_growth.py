@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations, pairwise
 from statistics import mean, median
 from typing import NamedTuple
@@ -15,6 +15,9 @@ LEAST_TIMES = 1.3  # ratio of the last steps to the first ones
 LEAST_SLOPE = 0.3  # least growth per step in the second half, as a share of the first half's; below it, the growth ends
 GROUPS = 15  # number of groups of steps of which the fastest are compared
 PARTS = 5  # number of parts into which the readings are divided
+FEWEST_PHASES, LEAST_PHASE_S = 3, 5e-5  # phases from which, and seconds with which, they can be compared
+LEAST_ALIKE = 0.15  # rise of all phases; below it, noise may hide which of them rises
+ALIKE = 0.5  # least rise of each phase, as a share of that of all
 LEAST_RISE = 0.3  # least rise between two parts, as a share of the mean rise; an allocator's pools grow with pauses
 
 
@@ -72,6 +75,20 @@ def varies(calls: Sequence[int], sizes: Sequence[int] = ()) -> bool:
     if others > 1 / 2:
         return time_growth([*enumerate(calls)]) is None
     return others >= 1 / 4 and _others(sizes) > 1 / 2 and time_growth([*enumerate(sizes)]) is None
+
+
+def is_of_machine(phases: Mapping[str, Sequence[float]]) -> bool:
+    """Return whether all phases of the steps became slower alike, as on a machine that became slower.
+
+    phases: seconds in each step. What a loop does for all its earlier steps is in one or two of them.
+    """
+    thirds = {name: len(times_s) // 3 for name, times_s in phases.items() if len(times_s) >= FEWEST}
+    ends = [(median(phases[name][:n]), median(phases[name][-n:])) for name, n in thirds.items()]
+    ends = [(early, late) for early, late in ends if early >= LEAST_PHASE_S]
+    if len(ends) < FEWEST_PHASES:
+        return False
+    rise = sum(late for _, late in ends) / sum(early for early, _ in ends) - 1
+    return rise >= LEAST_ALIKE and all(late / early - 1 >= ALIKE * rise for early, late in ends)
 
 
 def _others(numbers: Sequence[int]) -> float:

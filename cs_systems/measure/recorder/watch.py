@@ -24,6 +24,7 @@ from cs_systems.analysis.comparison.loop_growth import (
     Growth,
     fastest,
     follows_inputs,
+    is_of_machine,
     memory_growth,
     time_growth,
     varies,
@@ -63,7 +64,7 @@ SAMPLED_S, MOST_SAMPLED_S = 0.5, 2.0  # total time to sample after the timing; t
 LEAST_SAMPLED, MOST_SAMPLED = 3, 200  # limits of the number of these steps
 ENOUGH_LOOKS = 100  # enough samples of the stack; a busy machine gives fewer
 BUSIER = 0.1  # rise of the share of the cores that other programs use
-BY_OTHERS = 2.5  # times that they may make a step longer, through caches and cores that are shared
+BY_OTHERS = 3.5  # times that they may make a step longer, through caches and cores that are shared; 2.7 was seen
 STEPS_WITH_SUMS = 3  # most sampled steps in which running totals are looked for
 LEAST_S = 1e-7  # a shorter step has only waited
 
@@ -406,6 +407,8 @@ class Watch(Observer):
                 yield _growth_row(quantity, growth, self._kept, None)
 
     def _time_growth(self, usual: StepKind, phases: Mapping[str, Sequence[float]]) -> Iterator[found.GrowthRow]:
+        if not self._device.is_cuda and is_of_machine(phases):
+            return
         worked_s = self._worked_s()
         times = [(n, worked_s[n]) for n in usual.positions if n >= FEWEST_STEPS]
         alone = [step for step in times if step[0] not in self.all_sampled]  # sampling makes short steps longer

@@ -7,7 +7,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from cs_systems.analysis.comparison.loop_growth import fastest, follows_inputs, memory_growth, time_growth
+from cs_systems.analysis.comparison.loop_growth import (
+    ALIKE,
+    FEWEST,
+    LEAST_ALIKE,
+    LEAST_PHASE_S,
+    fastest,
+    follows_inputs,
+    is_of_machine,
+    memory_growth,
+    time_growth,
+)
 
 MIB = 2**20
 
@@ -131,3 +141,33 @@ def test_fastest_of_each_few_steps_show_growth_on_a_busy_machine(steps: int) -> 
 
 def test_fastest_step_of_each_of_15_groups_is_kept() -> None:
     assert fastest([(step, 1.0 + step % 2) for step in range(30)]) == [(step, 1.0) for step in range(0, 30, 2)]
+
+
+def rising(first_s: float, rise: float, count: int = FEWEST) -> list[float]:
+    """Return times of which the last third is longer than the first by a rise, as a share."""
+    third = count // 3
+    return [first_s * (1 + rise * (n >= count - third)) for n in range(count)]
+
+
+SLOWER = {"forward": rising(4e-3, 0.9), "backward": rising(8e-3, 0.9), "optimizer": rising(1e-3, 0.9)}
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, True),
+        ({"optimizer": rising(1e-3, 0.0)}, False),  # the gradients of more and more earlier steps
+        ({"optimizer": rising(1e-3, 0.9 * ALIKE)}, True),  # noise
+        ({"optimizer": rising(1e-3, 0.9 * ALIKE / 2)}, False),
+        ({"other": rising(5e-3, 9.0)}, False),  # a list of all losses is read again
+        ({"zero_grad": rising(0.9 * LEAST_PHASE_S, 0.0)}, True),  # too short to be judged
+        ({"zero_grad": rising(LEAST_PHASE_S, 0.0)}, False),
+        ({"optimizer": [1e-3] * (FEWEST - 1)}, False),  # two phases are too few
+        ({name: rising(1e-3, LEAST_ALIKE * 1.01) for name in SLOWER}, True),
+        ({name: rising(1e-3, LEAST_ALIKE * 0.99) for name in SLOWER}, False),
+    ],
+)
+def test_steps_whose_phases_all_become_slower_alike_are_those_of_a_slower_machine(
+    changed: dict[str, list[float]], expected: bool
+) -> None:
+    assert is_of_machine(SLOWER | changed) == expected

@@ -382,7 +382,20 @@ def test_growth_is_found_beside_sampling_that_makes_steps_longer() -> None:
         watch.close()
 
 
-@pytest.mark.parametrize(("slower", "late_share", "is_growth"), [(1.7, 0.6, False), (1.7, 0.3, True), (4.0, 0.6, True)])
+@pytest.mark.parametrize(("rises", "is_growth"), [("forward backward optimizer", False), ("forward backward", True)])
+def test_steps_of_which_each_phase_takes_longer_do_not_grow(rises: str, is_growth: bool) -> None:
+    watch = Watch(resolve("cpu"), lambda: None)
+    try:
+        watch.durations_s = [0.03 + 0.001 * n for n in range(30)]
+        names = ("forward", "backward", "optimizer")
+        phases = {name: [0.01 * (1 + n / 30 * (name in rises)) for n in range(30)] for name in names}
+        found = [*watch._time_growth(StepKind(tuple(range(30)), 0.1, 6.0, None), phases)]
+        assert bool(found) == is_growth
+    finally:
+        watch.close()
+
+
+@pytest.mark.parametrize(("slower", "late_share", "is_growth"), [(1.7, 0.6, False), (1.7, 0.3, True), (6.0, 0.6, True)])
 def test_steps_that_other_programs_make_longer_do_not_grow(slower: float, late_share: float, is_growth: bool) -> None:
     """Beside other programs a core is slower, which may double the time of a step."""
     watch = Watch(resolve("cpu"), lambda: None)
