@@ -36,7 +36,7 @@ test-all: $(INSTALLED)  ## test and test-slow in one run: the modules that take 
 test-extra: $(INSTALLED)  ## those that need a program or package beyond this list: nsys, Chromium, cuda-core (pytest --markers)
 	$(BIN)/python -m pytest -m extra $(PYTEST_ARGS)
 
-lint: $(INSTALLED)  ## style, the usual mistakes, and which room imports which
+lint: $(INSTALLED)  ## style, the usual mistakes, and which folder imports which
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports

@@ -27,6 +27,7 @@ def _scale(*units: tuple[str, str, float]) -> tuple[Unit, ...]:
 
 
 # Suffix of the base unit → its units, large to small. The order matters: `_flops_per_s` also ends in `_per_s` and `_s`.
+# A column is shown in the largest that its median reaches, so that a unit added here changes tables.
 SCALES: dict[str, tuple[Unit, ...]] = {
     "_flops_per_s": _scale(
         ("_pflops_per_s", "PFLOP/s", 1e15),

@@ -1,4 +1,4 @@
-"""Observers of a recorded loop: the calls that each of them receives, and the list that makes them.
+"""Observers of a recorded loop: the calls that each receives, and the class that passes them on.
 
 An observer is a file that overrides the calls it needs. Calls in timed steps take some nanoseconds. Calls that begin
 with `look` read the program's objects, and are made only in untimed steps.
