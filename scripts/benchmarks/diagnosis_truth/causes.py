@@ -67,6 +67,7 @@ CAUSES = {
     "exposed-communication": "collectives that no computation hides",
     "no-sync-missing": "gradients are reduced in every micro-batch of an accumulation",
     "find-unused-parameters": "DDP searches for unused parameters in every step, and there are none",
+    "gradients-not-reduced": "each rank trains alone, as its gradients are not averaged with those of the others",
     "small-buckets": "many small collectives, each at its latency",
     "pipeline-bubble": "stages of a pipeline wait for each other",
     "expert-imbalance": "one rank's experts get most of the tokens",
