@@ -40,6 +40,8 @@ CAUSES = {
     "wrong-mode": "the model trains in evaluation mode, without dropout and with fixed statistics",
     "learning-rate-too-small": "a schedule sets the learning rate to a tiny share of the optimizer's",
     "broadcast-loss": "the loss pairs each prediction with all targets",
+    "kept-by-reference": "weights are kept without a copy, so that later steps change what was kept",
+    "cut-gradients": "a part of the loss sends no gradient to parameters that it should train",
     "padding": "most of each batch is padding",
     # work that is not needed
     "duplicate-forward": "the same forward pass runs twice in a step",
