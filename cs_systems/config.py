@@ -515,7 +515,7 @@ def _check_subject(config: RunConfig) -> None:
             # in Python the whole model is set; with --size only its name
             word = name if path == f"{name}.name" else path
             raise ConfigError(f"{applies(word, each.subjects, config.workload)}; leave out {word}", **{word: path})
-        if owner in ("compile", "profiler", "clip") and getattr(config, owner) == FIELDS[owner].default:
+        if owner and getattr(config, owner) == FIELDS[owner].default:
             words = f"{name} {each.text(value)} has no effect while {owner} is {FIELDS[owner].default}"
             raise ConfigError(f"{words}; set {owner}, or leave out {name}", owner, name)
 

@@ -21,6 +21,9 @@ DECLARATION = """
         int | None,
         Field("batches read", frozenset({Subject.STEP}), takes="many", heading="ahead", words="{} ahead", least=1),
     ] = None
+    replays: Annotated[
+        int, Field("replays of the graph in a step", frozenset({Subject.STEP}), takes="one", part_of="graph", least=1)
+    ] = 1
 """
 PROGRAM = """
 import json
@@ -61,6 +64,14 @@ try:
     RunConfig(lookahead=0)
 except ConfigError as error:
     assert str(error) == "lookahead is 0; it must be at least 1"
+try:
+    RunConfig(replays=2)
+except ConfigError as error:
+    assert str(error) == "replays 2 has no effect while graph is none; set graph, or leave out replays"
+    assert error.with_options().endswith("set --graph, or leave out --replays")
+else:
+    raise AssertionError("a field was accepted that has no effect without the field that it belongs to")
+assert frame([RunRecord("2", RunConfig(graph="step", replays=2).to_dict(), "ok")])["replays"].tolist() == [2]
 """
 # Literals that hold names of fields in another sense.
 ALLOWED = {
@@ -142,11 +153,26 @@ def test_field_without_effect_on_the_subject_is_refused(subject: Subject) -> Non
     for name, each in FIELDS.items():
         if name == "workload" or subject in each.subjects:
             continue
-        value = NOT_DEFAULT.get(name) or _other(name)
+        value = _value(name)
         with pytest.raises(ConfigError) as raised:
             RunConfig(**{**base, "workload": workload, name: value})  # type: ignore[arg-type]
         assert str(raised.value).startswith(name), "the message begins with the field"
         assert str(raised.value).partition("; leave out ")[2].startswith(name)
+
+
+@pytest.mark.parametrize("name", [name for name, each in FIELDS.items() if each.field.part_of])
+def test_field_without_effect_while_its_owner_has_the_default_is_refused(name: str) -> None:
+    owner, value = FIELDS[name].field.part_of, _value(name)
+    owned = {owner: WORKLOADS[Subject.OWN] if owner == "workload" else _value(owner), name: value}
+    assert getattr(RunConfig(**owned), name) == value  # type: ignore[arg-type]
+    with pytest.raises(ConfigError) as raised:
+        RunConfig(**{name: value})  # type: ignore[arg-type]
+    assert str(raised.value).startswith(name)
+    assert str(raised.value).endswith(f"leave out {name}")
+
+
+def _value(name: str) -> object:
+    return NOT_DEFAULT.get(name) or _other(name)
 
 
 def _other(name: str) -> object:

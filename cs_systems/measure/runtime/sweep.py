@@ -97,7 +97,7 @@ def check(
                 "use profiler kineto"
             )
     for config in configs:
-        if config.strategy != RunConfig.strategy or config.strategy_options:
+        if config.strategy != RunConfig.strategy:
             parallel.check_config(config)
     for field, name in dict.fromkeys((f, n) for c in configs for f, names in c.plugin_names.items() for n in names):
         plugins.check(FIELDS[field].field.plugin, name)

@@ -128,7 +128,7 @@ def test_more_ranks_than_devices_are_unavailable() -> None:
             {"strategy": "ddp_flat", "bucket_size_mb": 2},
             "ddp_flat has no option 'bucket_size_mb'; leave out bucket_size_mb",
         ),
-        ({"world_size": 1, "bucket_size_mb": 2}, "single has no option 'bucket_size_mb'"),
+        ({"world_size": 1, "bucket_size_mb": 2}, "bucket_size_mb 2.0 has no effect while strategy is single"),
         ({"strategy": "ddp_flat", "bucket_size_mb": 0}, "bucket_size_mb is 0.0; it must be above 0"),
         ({"world_size": 0, "strategy": "ddp_flat"}, "world_size is 0; it must be at least 1"),
         ({}, "strategy single trains on one process, got world_size 2; use a strategy such as ddp_bucketed"),
