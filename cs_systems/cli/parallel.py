@@ -264,8 +264,10 @@ def _of_strategy(base: RunConfig, name: str, args: Parallel) -> list[RunConfig]:
         raise ConfigError(
             f"strategy {written!r} joins {word} by a colon, which stands before an option; write {name}+{word}"
         )
-    if name == base.strategy:  # the baseline is always measured
+    if name == base.strategy and not settings:  # the baseline is always measured
         return []
+    if name == base.strategy:
+        raise ConfigError(f"strategy {written!r} gives options to {name}, which has none; write {name}")
     check(name)
     sizes: Sequence[float | None] = [None]
     if args.bucket_size_mb and "bucket_size_mb" in options_of(name):

@@ -96,6 +96,7 @@ MALFORMED = {
     "parallel --bucket-size-mb 0 --strategy ddp_bucketed": "--bucket-size-mb is 0.0; it must be above 0",
     "parallel --strategy torch_ddp:view": "--strategy has 'view', which is not of the form name=value; write view",
     "parallel --strategy ddp_bucketed:": "strategy 'ddp_bucketed:' ends with a colon; leave out the colon\n",
+    "parallel --strategy single:comm_dtype=bf16": "gives options to single, which has none; write single\n",
     "parallel --strategy ddp_bucketed::a=1": "'ddp_bucketed::a=1' has two colons in a row; write one\n",
     "parallel --strategy mine.py:STRATEGY": "file 'mine.py' (from 'mine.py:STRATEGY') does not exist; correct the path",
     "parallel --strategy ddp_bucketed:zero1": "joins zero1 by a colon, which stands before an option; write "
