@@ -144,11 +144,11 @@ class RunConfig:
         int | None,
         Field(
             "tokens per sequence", _SIZED,
-            option="--context-length", heading="seq", like="model.context_length", least=1,
+            option="--context-length", heading="seq", like="model.context_length", axis=1, least=1,
         ),
     ] = None  # fmt: skip
     batch_size: Annotated[
-        int, Field("sequences per step", _SIZED, takes="many", heading="batch", spoken=True, least=1)
+        int, Field("sequences per step", _SIZED, takes="many", heading="batch", spoken=True, axis=2, least=1)
     ] = 4
     shape: Annotated[
         AttentionShape | None,
@@ -264,18 +264,21 @@ class RunConfig:
         float | None,
         Field(
             "bucket size in MiB, for strategies with buckets", _RANKS,
-            heading="bucket MB", part_of="strategy", words="buckets of {:g} MB", above=0,
+            heading="bucket MB", part_of="strategy", words="buckets of {:g} MB", label="words", above=0,
         ),
     ] = None  # fmt: skip
     tp_degree: Annotated[
         int | None,
-        Field("neighbouring ranks that divide each block", _RANKS, part_of="strategy", words="tp_degree={}", least=1),
-    ] = None
+        Field(
+            "neighbouring ranks that divide each block", _RANKS,
+            part_of="strategy", words="tp_degree={}", label="heading", least=1,
+        ),
+    ] = None  # fmt: skip
     world_size: Annotated[
         int,
         Field(
             "number of ranks; if there are GPUs, each rank needs its own", _RANKS | {Subject.COLLECTIVE, Subject.LOOP},
-            heading="ranks", is_measurement=True, words="{} ranks", least=1,
+            heading="ranks", is_measurement=True, words="{} ranks", counts="rank", least=1,
         ),
     ] = 1  # fmt: skip
     collective: Annotated[
@@ -326,8 +329,11 @@ class RunConfig:
     ] = 1  # fmt: skip
     seed: Annotated[
         int,
-        Field("random seed of parameters and data", _NUMERIC, takes="one", identity=False, is_measurement=True),
-    ] = 0
+        Field(
+            "random seed of parameters and data", _NUMERIC,
+            takes="one", identity=False, is_measurement=True, label="heading",
+        ),
+    ] = 0  # fmt: skip
     device: Annotated[str, Field("auto, cpu, cuda or cuda:N", takes="one", is_measurement=True, words="")] = "auto"
     memory_limit_bytes: Annotated[
         int | None,

@@ -19,10 +19,17 @@ PACKAGE = Path(__file__).parents[1] / "cs_systems"
 DECLARATION = """
     lookahead: Annotated[
         int | None,
-        Field("batches read", frozenset({Subject.STEP}), takes="many", heading="ahead", words="{} ahead", least=1),
+        Field(
+            "batches read", frozenset({Subject.STEP}),
+            takes="many", heading="ahead", words="{} ahead", axis=7, least=1,
+        ),
     ] = None
     replays: Annotated[
-        int, Field("replays of the graph in a step", frozenset({Subject.STEP}), takes="one", part_of="graph", least=1)
+        int,
+        Field(
+            "replays of the graph in a step", frozenset({Subject.STEP}),
+            takes="one", part_of="graph", counts="replay", least=1,
+        ),
     ] = 1
 """
 PROGRAM = """
@@ -33,6 +40,7 @@ from cs_systems.cli.attention import AttentionCells
 from cs_systems.cli.time import ModelCells, Time
 from cs_systems.config import ConfigError, RunConfig, describe, grid
 from cs_systems.record import Measurement, RunRecord, Sample
+from cs_systems.report.figures.labels import LENGTHS, labels
 from cs_systems.report.frame import frame
 from cs_systems.report.tables.records import render
 
@@ -72,6 +80,9 @@ except ConfigError as error:
 else:
     raise AssertionError("a field was accepted that has no effect without the field that it belongs to")
 assert frame([RunRecord("2", RunConfig(graph="step", replays=2).to_dict(), "ok")])["replays"].tolist() == [2]
+assert LENGTHS[-1] == "lookahead", "a curve runs along it if no other size varies"
+cells = frame([RunRecord("3", RunConfig(lookahead=3, graph="step", replays=2).to_dict(), "ok")])
+assert labels(cells, ["lookahead", "replays"]) == ["ahead 3 · 2 replays"]
 """
 # Literals that hold names of fields in another sense.
 ALLOWED = {
@@ -82,7 +93,6 @@ ALLOWED = {
     "cli/profile.py": "tables of a trace",
     "analysis/comparison/precision.py": "what the caption of a comparison leaves out",
     "report/collectives.py": "columns of fits and of set-up times",
-    "report/figures/labels.py": "axes of a figure in order of preference",
     "cli/run.py": "options of a recorded loop",
     "config.py": "words of an attention call and what they mean for a training step",
     "core/recipes.py": "values of a recipe",

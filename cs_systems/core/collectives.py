@@ -52,13 +52,17 @@ class CollectiveShape:
     """One collective call of `size_bytes` (defined above) in `dtype`; a sample times `calls` calls in a row."""
 
     collective: Annotated[str, Field(", ".join(COLLECTIVES), spoken=True, values=COLLECTIVES)] = "all_reduce"
-    size_bytes: Annotated[int, Field("bytes of one call", option="--size", heading="size", spoken=True, least=1)] = (
-        2**20
-    )
+    size_bytes: Annotated[
+        int,
+        Field(
+            "bytes of one call", option="--size", heading="size",
+            words=lambda value: readable_bytes(value), spoken=True, label="words", least=1,
+        ),
+    ] = 2**20  # fmt: skip
     dtype: Annotated[str, Field(", ".join(ELEMENT_BYTES), takes="many", spoken=True, values=tuple(ELEMENT_BYTES))] = (
         "fp32"
     )
-    calls: Annotated[int, Field("consecutive calls per sample", spoken=True, least=1)] = 1
+    calls: Annotated[int, Field("consecutive calls per sample", spoken=True, counts="call", least=1)] = 1
 
     def __post_init__(self) -> None:
         check_values(self)

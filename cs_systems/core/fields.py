@@ -82,6 +82,9 @@ class Field:
         like: the field from which it takes its value if it is None.
         words: the form of its value in a description of a cell.
         spoken: whether descriptions also mention its default.
+        label: how a figure shows its value: alone, after its heading, or as in a description. Sizes have their heading.
+        counts: the noun of what a number counts, "rank", which labels of figures show with it.
+        axis: its place among the sizes that a curve may run along, 1 for the first choice; 0 if none does.
         short: the abbreviation in the name of a size, for a field of a model.
         values: the allowed values in addition to the default. meant: wrong words that are often given for one of them.
         called: its name in messages about `values`.
@@ -107,6 +110,9 @@ class Field:
     like: str = ""
     words: str | Callable[[Any], str] = "{}"
     spoken: bool = False
+    label: Literal["value", "heading", "words"] = "value"
+    counts: str = ""
+    axis: int = 0
     short: str = ""
     values: Sequence[str] = ()
     meant: Mapping[str, str] | None = None
@@ -153,9 +159,12 @@ class Declared:
 
     def words(self, value: Any) -> str:
         """Return the phrase for a value in a description; "" for a default that is not mentioned."""
+        is_silent = value is None or (value == self.default and not self.field.spoken)
+        return "" if is_silent else self.phrase(value)
+
+    def phrase(self, value: Any) -> str:
+        """Return the phrase for a value, also for a default."""
         words = self.field.words
-        if value is None or (value == self.default and not self.field.spoken):
-            return ""
         return words(value) if callable(words) else words.format(self.text(value))
 
     def of(self, config: Mapping[str, Any]) -> Any:

@@ -173,13 +173,15 @@ class AttentionShape:
     """
 
     batch: Annotated[
-        int, Field("sequences per call", aliases=("--batch-size",), takes="many", spoken=True, least=1)
+        int, Field("sequences per call", aliases=("--batch-size",), takes="many", spoken=True, axis=2, least=1)
     ] = 8
-    heads: Annotated[int, Field("query heads", takes="many", spoken=True, least=1)] = 16
+    heads: Annotated[int, Field("query heads", takes="many", spoken=True, axis=3, least=1)] = 16
     seq: Annotated[
-        int, Field("queries per sequence", aliases=("--context-length",), takes="many", spoken=True, least=1)
+        int, Field("queries per sequence", aliases=("--context-length",), takes="many", spoken=True, axis=1, least=1)
     ] = 1024
-    d_head: Annotated[int, Field("dimension of one head", takes="many", heading="d_head", spoken=True, least=1)] = 64
+    d_head: Annotated[
+        int, Field("dimension of one head", takes="many", heading="d_head", spoken=True, axis=4, least=1)
+    ] = 64
     causal: Annotated[
         bool, Field("causal mask", takes="one", words=lambda value: "causal" if value else "", spoken=True)
     ] = False

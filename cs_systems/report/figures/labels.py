@@ -5,22 +5,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cs_systems.core.collectives import readable_bytes
 from cs_systems.core.printable import plain
 from cs_systems.core.units import counted
 from cs_systems.report.frame import CLEAN
+from cs_systems.report.frame_cells import FIELD_COLUMNS, LIKE
 from cs_systems.report.tables import layout
 
 if TYPE_CHECKING:
     import pandas as pd
 
+
+def _lengths() -> tuple[str, ...]:
+    """Return the columns of sizes that a curve may run along, first choice first; a call's before a model's."""
+    along = [name for name in reversed(FIELD_COLUMNS) if FIELD_COLUMNS[name].field.axis]
+    return tuple(sorted(along, key=lambda name: FIELD_COLUMNS[name].field.axis))
+
+
+def _sizes() -> tuple[str, ...]:
+    """Return LENGTHS, the columns that take their values or give them theirs, and the head that a kernel computes."""
+    lengths = {FIELD_COLUMNS[name].path for name in LENGTHS}
+    bound = {path for pair in LIKE.items() if lengths & {*pair} for path in pair} - lengths
+    return (*LENGTHS, *(name for name, each in FIELD_COLUMNS.items() if each.path in bound), "executed_d_head")
+
+
 # columns for a curve's horizontal axis, in order of preference
-LENGTHS = ("seq", "seq_len", "batch", "batch_size", "heads", "d_head")
+LENGTHS = _lengths()
 # sizes that may change together with it, and then do not distinguish curves
-SIZES = (*LENGTHS, "context_length", "heads_kv", "seq_k", "executed_d_head")
+SIZES = _sizes()
 # numbers that a label shows with their names, because they are ambiguous alone
-NAMED_NUMBERS = frozenset({*SIZES, "seed", "repeat", "tp_degree"})
-COUNTED = {"world_size": "rank", "calls": "call"}
+NAMED_NUMBERS = frozenset(
+    {*SIZES, "repeat", *(n for n, each in FIELD_COLUMNS.items() if each.field.label == "heading")}
+)
 
 
 def labels(data: pd.DataFrame, names: Sequence[str]) -> list[str]:
@@ -40,14 +55,12 @@ def labels(data: pd.DataFrame, names: Sequence[str]) -> list[str]:
 
 def _label(name: Any, value: Any) -> str:
     """Return the value in words."""
-    if name in COUNTED:
-        return counted(int(value), COUNTED[name])
-    if name == "bucket_size_mb":
-        return f"buckets of {value:g} MB"
+    if (each := FIELD_COLUMNS.get(name)) and each.field.counts:
+        return counted(int(value), each.field.counts)
+    if each and each.field.label == "words":
+        return each.phrase(value)
     if name == "causal":
         return "causal" if value else "full"
-    if name == "size_bytes":
-        return readable_bytes(value)
     shown = plain(str(value))
     return f"{layout.title(name)} {shown}" if name in NAMED_NUMBERS else shown
 
