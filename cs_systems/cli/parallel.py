@@ -56,7 +56,7 @@ from cs_systems.report.tables import document
 
 PROFILED = ("overlap", "rank_memory")
 WITH = (*PROFILED, "check")
-DDP = ("ddp_naive", "ddp_flat", "ddp_overlap", "ddp_bucketed", "torch_ddp")
+COMPARED = plugins.declaring("parallel", "compared")
 CELL = ("strategy", "ranks", "repeat")
 PERCENT = ("efficiency", "of_step", "exposed", "hidden", "off")
 ALLOCATED = "allocated: total of the device's allocator"
@@ -75,7 +75,7 @@ class Parallel:
     strategy: Annotated[
         Names,
         arg(help="names above, or path.py:name; joined by +: ddp_bucketed+zero1; options: ddp_flat:comm_dtype=bf16"),
-    ] = DDP
+    ] = tuple(sorted(COMPARED, key=lambda name: COMPARED[name]))
     world_size: Annotated[Numbers, arg(help="number of ranks; if there are GPUs, each rank needs its own")] = (2,)
     global_batch_size: Annotated[
         MaybeInt, optional("INT", "sequences per step of all ranks together, in place of --batch-size")

@@ -243,6 +243,17 @@ def declared(package: str, name: str) -> dict[str, Any]:
         return {}
 
 
+@functools.cache
+def declaring(package: str, keyword: str) -> dict[str, Any]:
+    """Return the literal that each built-in plug-in declares with a keyword; those without it are left out.
+
+    Only files whose text has the keyword are parsed, so that a help text may ask.
+    """
+    texts = {name: KINDS[package].file(name).read_text(encoding="utf-8") for name in names(package)}
+    found = {name: declared(package, name) for name, text in texts.items() if f"{keyword}=" in text}
+    return {name: literals[keyword] for name, literals in found.items() if keyword in literals}
+
+
 @functools.lru_cache(maxsize=64)  # called for each record of several ranks
 def _declared(file: Path, constant: str, modified_ns: int) -> dict[str, Any]:
     found = {}

@@ -14,6 +14,7 @@ from cs_systems.analysis.comparison import strategies as parallel
 from cs_systems.cli import main
 from cs_systems.cli import parallel as parallel_command
 from cs_systems.cli._output import deliver_tables
+from cs_systems.core import plugins
 from cs_systems.core.fields import Subject
 from cs_systems.record import RunRecord, read_records
 
@@ -344,6 +345,12 @@ def test_dry_run_lists_the_cells(capsys: pytest.CaptureFixture[str]) -> None:
     output = " ".join(capsys.readouterr().out.split())
     assert "6 cells" in output
     assert "buckets of 0.1 MB · 2 ranks · under rank_memory" in output
+
+
+def test_strategies_that_declare_a_place_are_compared_by_default() -> None:
+    places = {name: plugins.get("parallel", name).compared for name in plugins.names("parallel")}
+    compared = {place: name for name, place in places.items() if place}
+    assert parallel_command.Parallel().strategy == tuple(compared[place] for place in range(1, len(compared) + 1))
 
 
 def test_global_batch_is_divided_among_ranks_with_rows_of_their_own() -> None:

@@ -103,3 +103,12 @@ def test_method_named_modules_does_not_hide_names_of_the_file(tmp_path: Path) ->
 
 def test_names_of_a_package_include_its_modules() -> None:
     assert plugins.check("workloads", "json:decoder")
+
+
+def test_literal_that_some_plug_ins_declare_is_read_without_importing_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (("a", "made(size=2)"), ("b", "made(kind=3)"), ("_c", "made(size=4)"), ("d", "made(size=5)")):
+        (tmp_path / f"{name}.py").write_text(f"import nothing_of_this_name\n\nMADE = {text}  # size=\n")
+    monkeypatch.setitem(plugins.KINDS, "of a test", plugins.Kind(str(tmp_path), "MADE", "made"))
+    assert plugins.declaring("of a test", "size") == {"a": 2, "d": 5}

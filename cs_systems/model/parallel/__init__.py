@@ -67,8 +67,8 @@ class ParallelStrategy:
     A hook that is not given does nothing, so that strategies compose.
 
     splits: objects that are divided, so that each rank has only a share: "batch", "optimizer", "gradients",
-        "parameters", "features" (heads and d_ff of each block: tensor parallelism). Must be literals, like `overlaps`
-        and `options`, because a process without torch reads them from the file.
+        "parameters", "features" (heads and d_ff of each block: tensor parallelism). Must be literals, like `overlaps`,
+        `compared` and `options`, because a process without torch reads them from the file.
     overlaps: whether it sends gradients while backward computes others.
     counted: whether this package starts all its collectives, so that they can be counted.
     wrap: `(model, **options) -> model`, before the optimizer is made.
@@ -87,6 +87,7 @@ class ParallelStrategy:
         gradients views of the buckets; None without such an option, or if it is off in a composition.
     gradient_copies: bytes of copies of gradients that it holds after backward in addition to the gradients, in Ψ.
     tp_degree: the number of neighbouring ranks that take the same rows; None: all.
+    compared: its place among the strategies that `cs-systems parallel` compares if none is named; None: it is left out.
     """
 
     splits: frozenset[str] = frozenset({"batch"})
@@ -106,6 +107,7 @@ class ParallelStrategy:
     bucket_view: str | None = None
     gradient_copies: float = 0.0
     tp_degree: int | None = 1
+    compared: int | None = None
 
     def part_of_batch(self, rank: int, world_size: int) -> tuple[int, int]:
         """Return (index, count) of the equal parts of the batch's rows, for the part that this rank takes."""

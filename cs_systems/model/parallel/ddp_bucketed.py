@@ -63,4 +63,5 @@ STRATEGY = ParallelStrategy(
         "tp_degree": "count",
         "send_thread": "flag",
     },
+    compared=4,
 )

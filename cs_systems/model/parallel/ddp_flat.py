@@ -39,4 +39,5 @@ STRATEGY = ParallelStrategy(
     sent_bytes=averaging_bytes,
     options={"tp_degree": "count"},
     gradient_copies=1.0,
+    compared=2,
 )

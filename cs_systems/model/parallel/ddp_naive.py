@@ -18,5 +18,9 @@ def wrap(model: nn.Module, tp_degree: int = 1) -> DataParallel:
 
 
 STRATEGY = ParallelStrategy(
-    wrap=wrap, finish_gradients=finish_gradients, sent_bytes=averaging_bytes, options={"tp_degree": "count"}
+    wrap=wrap,
+    finish_gradients=finish_gradients,
+    sent_bytes=averaging_bytes,
+    options={"tp_degree": "count"},
+    compared=1,
 )

@@ -45,4 +45,5 @@ STRATEGY = ParallelStrategy(
         "tp_degree": "count",
         "send_thread": "flag",
     },
+    compared=3,
 )

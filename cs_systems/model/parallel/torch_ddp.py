@@ -48,4 +48,5 @@ STRATEGY = ParallelStrategy(
     bucket_view="gradient_as_bucket_view",
     options={"bucket_size_mb": "size", "gradient_as_bucket_view": "flag", "find_unused_parameters": "flag"},
     for_unused={"find_unused_parameters": True},
+    compared=5,
 )

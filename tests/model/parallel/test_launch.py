@@ -79,6 +79,7 @@ def test_declaration_read_from_file_matches_its_export(name: str) -> None:
     assert frozenset(declared.get("splits", {"batch"})) == strategy.splits
     assert declared.get("overlaps", False) == strategy.overlaps
     assert declared.get("options", {}) == strategy.options
+    assert declared.get("compared") == strategy.compared
 
 
 def test_tp_degree_without_tp_is_refused() -> None:
