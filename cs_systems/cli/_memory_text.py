@@ -14,7 +14,7 @@ from cs_systems.core.printable import command_line, spans, visible, within
 from cs_systems.core.tables import Row, Table, table
 from cs_systems.core.units import human
 from cs_systems.formulas.memory import tables
-from cs_systems.record import RunRecord
+from cs_systems.record import RunRecord, declared_by
 from cs_systems.report.files import standard_output
 
 if TYPE_CHECKING:
@@ -36,11 +36,9 @@ def print_memory(record: RunRecord, folder: Path) -> None:
     title, results = describe(record.run_config), record.results
     if record.status != "ok":
         say(f"{title}: {record.status}: {record.reason}\n")
-    if record.status == "oom" and record.run_config.profiler == "memory_snapshot" and not record.artifacts:
-        say(
-            "no snapshot: memory ran out while the model was built or in the warm-up, before the snapshot began; use "
-            "--warmup 0, or a smaller model or batch\n"
-        )
+    without_file = declared_by(record.run_config.profiler).get("without_file")
+    if record.status == "oom" and without_file and not record.artifacts:
+        say(f"{without_file}\n")
     if rows := tables.MEMORY_PHASES.of(results):
         reasons = [row["reason"] for row in tables.MEMORY_UNPREDICTED.of(results)]
         if record.run_config.compile != "none":

@@ -15,6 +15,7 @@ from cs_systems.config import Precision
 from cs_systems.core.fields import Subject
 from cs_systems.core.printable import plain
 from cs_systems.core.tables import Row, Table
+from cs_systems.core.tracers import TRACERS
 from cs_systems.record import RunRecord
 from cs_systems.report.tables.formats import paragraph, text_width
 from cs_systems.report.tables.records import counted_caveats
@@ -162,7 +163,7 @@ def _unprofiled(records: Sequence[RunRecord]) -> list[str]:
     failed = (
         NO_KERNEL if record.reason is None or record.reason.startswith(NO_GPU) else record.reason
         for record in records
-        if record.config["profiler"] == "kineto" and not record.results.get("families")
+        if record.config["profiler"] in TRACERS and not record.results.get("families")
     )
     return [*dict.fromkeys(failed)]
 

@@ -26,6 +26,7 @@ from cs_systems.cli._document import PRINTED_FORMATS, leave_elsewhere
 from cs_systems.cli._options import MaybePath, MaybeText, Names, RecordHost, flag, one_name, optional
 from cs_systems.config import ConfigError, one_of
 from cs_systems.core import origin
+from cs_systems.core.tracers import TRACERS, tracer
 from cs_systems.core.validation import short_name, shown
 
 if TYPE_CHECKING:
@@ -94,10 +95,10 @@ def run(args: Run) -> int:
         from cs_systems.measure.runtime.journal import Journal
 
         Journal.prepare(out)
-    if profile != "nsys" or not is_first_rank():
+    if not tracer(profile).starts_program or not is_first_rank():
         _become(script_command(options, words))
     leave_elsewhere()  # standard output is the script's
-    return _below_nsys(options, words)
+    return _below(profile, options, words)
 
 
 def check_script(words: Sequence[str]) -> None:
@@ -151,9 +152,9 @@ def _profilers(args: Run) -> tuple[str, bool]:
     for word in args.with_:
         one_of("--with", word, AFTERWARDS)
     found = {*args.with_} - {"none"} | ({"memory"} if args.snapshot else set())
-    if {"kineto", "nsys"} <= found:
+    if len(both := [name for name in TRACERS if name in found]) > 1:
         raise ConfigError(
-            "--with kineto and nsys cannot trace the same process; give one of them, or run the script twice"
+            f"--with {' and '.join(both)} cannot trace the same process; give one of them, or run the script twice"
         )
     return next(iter(found - {"memory"}), "none"), "memory" in found
 
@@ -163,8 +164,11 @@ def _become(command: list[str]) -> NoReturn:
     os.execv(command[0], command)
 
 
-def _below_nsys(options: dict[str, Any], words: list[str]) -> int:
-    """Run the script's process under nsys, add the tables of the report to its record, and return its exit status."""
+def _below(name: str, options: dict[str, Any], words: list[str]) -> int:
+    """Run the script's process under nsys, add the tables of the report to its record, and return its exit status.
+
+    name: the profiler, with a command that starts the process.
+    """
     from cs_systems.cli._script import Form, conclude, why_nothing
     from cs_systems.core import plugins
     from cs_systems.core.printable import encodable
@@ -174,7 +178,7 @@ def _below_nsys(options: dict[str, Any], words: list[str]) -> int:
     from cs_systems.record import read_records
     from cs_systems.report.tables import document
 
-    nsys, out = plugins.get("profilers", "nsys"), Path(options["out"])
+    nsys, out = plugins.get("profilers", name), Path(options["out"])
     format = options["format"]
     if reason := nsys.problem():
         raise ProfilerUnusable(reason, nsys.instead)
@@ -209,7 +213,7 @@ def _below_nsys(options: dict[str, Any], words: list[str]) -> int:
 
 def _with_report(record: RunRecord, nsys: Profiler, out: Path, report: Path) -> RunRecord:
     """Return the record; if nsys profiled it, with the tables of the report, and also appended to the folder."""
-    if (record.status, record.config["profiler"]) != ("ok", "nsys"):
+    if record.status != "ok" or not tracer(record.config["profiler"]).starts_program:
         return record
     from cs_systems.measure.runtime.profiled import prefix, with_profile
     from cs_systems.record import append_record

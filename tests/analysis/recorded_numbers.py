@@ -71,12 +71,13 @@ from cs_systems.analysis.replay import (
     run,
 )
 from cs_systems.analysis.replay.changes import Subject
-from cs_systems.analysis.replay.clean import INFLATIONS, by_clean, by_usual
+from cs_systems.analysis.replay.clean import by_clean, by_usual
 from cs_systems.analysis.replay.lanes import lanes
 from cs_systems.analysis.replay.ranks import Together, together
 from cs_systems.analysis.timing_caveats import launch_bound_phases, of_spread
 from cs_systems.core import statistics
 from cs_systems.core.step_kinds import step_kinds
+from cs_systems.core.tracers import TRACERS
 from cs_systems.readers import read as read_trace
 from cs_systems.readers.forms.columns import UNKNOWN, Categorical
 from cs_systems.readers.forms.operators import Operators, Signature
@@ -214,7 +215,7 @@ def of_steps(program: Simulated) -> Any:
     applied = {str(change): change.apply(to) for change in changes}
     changed = {name: one for name, one in applied.items() if isinstance(one, Subject)}
     costs = {name: one.costs for name, one in changed.items()} | {"clean": by_clean(to, clean)}
-    costs |= {name: by_usual(to, slowdown) for name, slowdown in INFLATIONS.items()}
+    costs |= {name: by_usual(to, one.inflation) for name, one in TRACERS.items() if one.inflation}
     versions = found.versions if (found := lanes(made)) else []
     boxes = [(box.start_s, box.end_s) for version in versions for lane in version.lanes for box in lane.boxes]
     return {

@@ -260,6 +260,19 @@ def test_sentences_wrap_at_terminal_width(monkeypatch: pytest.MonkeyPatch, capsy
     assert "\n  context, does not fit 80.0 GiB\n  largest that fits: batch 1, or context 884\n  change first:" in output
 
 
+@pytest.mark.parametrize(("profiler", "artifacts", "told"), [
+    ("memory_snapshot", {}, True), ("memory_snapshot", {"snapshot": "a.pickle"}, False), ("memory", {}, False),
+])  # fmt: skip
+def test_cell_out_of_memory_without_its_snapshot_says_why(
+    profiler: str, artifacts: dict[str, str], told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = RunConfig(profiler=profiler).to_dict()
+    _memory_text.print_memory(RunRecord("key", config, "oom", reason="too large", artifacts=artifacts), Path("run"))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert ("no snapshot: memory ran out while the model was built or in the warm-up" in printed) == told
+    assert ("use --warmup 0, or a smaller model or batch" in printed) == told
+
+
 def test_best_checkpoint_verifies_each_cell_in_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--batch-size", "1", "2", "--mode", "forward", "--best-checkpoint", "--budget", "40GiB", "--steps", "1"]
     assert main([*TINY, *words, "--fresh", "--out", str(tmp_path)]) == 0

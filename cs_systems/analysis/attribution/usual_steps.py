@@ -27,6 +27,7 @@ from cs_systems.config import Phase
 from cs_systems.core.printable import within
 from cs_systems.core.range_names import general, is_operator, meaning
 from cs_systems.core.step_kinds import step_kinds
+from cs_systems.core.tracers import tracer
 from cs_systems.core.units import human
 from cs_systems.readers._stalls import SYNCHRONISATION, Kind, kind, stalls, unversioned
 from cs_systems.readers.forms.columns import Range
@@ -51,7 +52,6 @@ LEAST_NAMED = 0.05  # share of the recording; shorter ranges and copies before t
 TO_DEVICE = re.compile("^HtoD(?! unified)")
 START_UP_S = 5e-3  # a shorter time before the first launch does not count as start-up
 COLD = 0.3  # share of the time that first uses take; above it, nothing usual is left to judge
-WHOLE_PROCESS = ("nsys", "rocprofv3")  # profilers that start the program, so that every recording includes its start-up
 MOST_OF_IT = 0.5  # share of the extra time of a slow step
 FIRST_HALF = 0.5  # share of the kernels and of their time; if the start-up ends later, no usual stretch is left
 
@@ -113,7 +113,7 @@ def usual_steps(profile: Profile) -> Usual:
     if [step.name for step in profile.steps] != [RECORDING]:
         return _of_steps(profile)
     trace, whole = profile.trace, profile.steps[0]
-    if whole.takes_earlier and trace.profiler in WHOLE_PROCESS:
+    if whole.takes_earlier and tracer(trace.profiler).starts_program:
         whole = _of_process(trace, whole)
     steps, name, is_named = _found(profile)
     if len(steps) > 1:
@@ -144,7 +144,7 @@ def usual_steps(profile: Profile) -> Usual:
     calls = {name: calls.get(name, 0.0) + first_uses.get(name, 0.0) for name in {**calls, **first_uses}}
     causes = _times(ranges) | dict(sorted(calls.items(), key=lambda item: -item[1]))
     start_up_s = max(0.0, began_s - whole.start_s)
-    if trace.profiler not in WHOLE_PROCESS:  # it may begin in a warm program, with other work than the usual
+    if not tracer(trace.profiler).starts_program:  # it may begin in a warm program, with other work than the usual
         start_up_s = float(idle_during(trace.kernels, np.array([began_s - start_up_s]), np.array([began_s]))[0])
     elif found.is_once and (copied_s := _copied_s(trace, began_s)) >= LEAST_NAMED * total_s:
         start_up_s = max(0.0, start_up_s - copied_s)  # the input of the only pass, which a warm process copies too

@@ -27,6 +27,7 @@ from cs_systems.core.experiments import EXPERIMENTS, ExperimentRow
 from cs_systems.core.fields import Subject
 from cs_systems.core.range_names import LOADER
 from cs_systems.core.tables import Row, Tables, first_row
+from cs_systems.core.tracers import tracer
 from cs_systems.core.units import counted, human
 from cs_systems.formulas.cost import COST
 from cs_systems.formulas.peaks import CEILING, peak_flops
@@ -46,9 +47,6 @@ if TYPE_CHECKING:
 
 OF_HOST = (LAUNCH, HOST, SYNC, MALLOC)  # causes of idle time for which the host is late
 HOST_BOUND = 0.3  # share of the step; above it, the host and not the kernels determines the step's duration
-# Profiler → smallest and largest factor by which it slows down a launching host: of twelve model families on one H100
-# under Kineto, and of ten sizes on one H200 under nsys.
-SLOWER_UNDER = {"kineto": (1.5, 3.6), "nsys": (1.2, 1.6)}
 FEWEST_KERNELS = 20  # fewest kernels in a pass that does not repeat; with fewer it is set-up, or a test
 ON_CPU = "on a CPU no GPU is idle and no kernel is slow; measure on a GPU"
 OF_TORCH = re.compile(r"at::native|^triton_(poi|red|per|tem|for|spl|split_scan)_")  # its compiler's too
@@ -252,7 +250,7 @@ class Evidence:
         """
         if self.usual is None or self.clean_s is not None or self.step_s is None:
             return None
-        factors = SLOWER_UNDER.get(self.usual.profile.trace.profiler)
+        factors = tracer(self.usual.profile.trace.profiler).slower
         if factors is None:
             return None
         waited_s = self.idle_s.get(LAUNCH, 0.0)

@@ -12,13 +12,13 @@ from cs_systems.analysis.attribution.profile import Profile
 from cs_systems.analysis.attribution.usual_steps import FIRST_CALL_S, LONGEST, long_calls
 from cs_systems.core.printable import within
 from cs_systems.core.range_names import general, is_operator
+from cs_systems.core.tracers import tracer
 from cs_systems.core.units import counted, human
 from cs_systems.readers._lost_kernels import launches_kernel
 from cs_systems.readers.forms.trace import Trace
 
 OF_GPU, OF_CPU = re.compile("cudnn|cuda|miopen"), re.compile("mkl|_cpu")  # parts of an operator's name
 ACTIVITIES = "record with ProfilerActivity.CUDA too"
-OF_NSYS = "record with nsys profile --trace=cuda,nvtx"
 RECORD = "record on a machine with a GPU"
 MAIN = 0.5  # share of the time
 MOST_NAMED = 2
@@ -43,8 +43,8 @@ def _missing(profile: Profile) -> str:
     trace, times = profile.trace, _operators(profile)
     if of_gpu := next((name for name in times if OF_GPU.search(name)), None):
         return f"the trace has no kernels, though {of_gpu} ran on a GPU; {ACTIVITIES}"
-    if trace.devices and trace.profiler == "nsys":
-        return f"the export has no kernels of {next(iter(trace.devices.values()))}; {OF_NSYS}"
+    if trace.devices and (for_kernels := tracer(trace.profiler).for_kernels):
+        return f"the export has no kernels of {next(iter(trace.devices.values()))}; {for_kernels}"
     if trace.devices or not any(map(OF_CPU.search, times)):  # other devices record no kernels either
         return f"the trace has no kernels; {RECORD}"
     name = max(times, key=lambda operator: times[operator])

@@ -7,13 +7,14 @@ import math
 import numpy as np
 
 from cs_systems.analysis.attribution.gaps import silences
-from cs_systems.analysis.attribution.usual_steps import LONGEST, WHOLE_PROCESS
+from cs_systems.analysis.attribution.usual_steps import LONGEST
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
 from cs_systems.analysis.diagnosis.start_up import comes_last
 from cs_systems.core.printable import within
 from cs_systems.core.range_names import general, is_operator
 from cs_systems.core.tables import Row
+from cs_systems.core.tracers import tracer
 from cs_systems.core.units import human
 from cs_systems.readers._lost_kernels import launches_kernel
 from cs_systems.readers.forms.trace import UNIFIED
@@ -28,7 +29,7 @@ REMEDY = (
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the time of a process after its last kernel in which it makes no CUDA call."""
     usual = evidence.usual
-    if usual is None or usual.profile.trace.profiler not in WHOLE_PROCESS:
+    if usual is None or not tracer(usual.profile.trace.profiler).starts_program:
         return None
     trace = usual.profile.trace
     last_s = float(trace.kernels.end_s.max(initial=-math.inf))

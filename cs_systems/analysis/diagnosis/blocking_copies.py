@@ -8,12 +8,13 @@ import numpy as np
 
 from cs_systems.analysis.attribution.gaps import COPY, idle_during
 from cs_systems.analysis.attribution.overlap import union
-from cs_systems.analysis.attribution.usual_steps import TO_DEVICE, WHOLE_PROCESS
+from cs_systems.analysis.attribution.usual_steps import TO_DEVICE
 from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import FEWEST_KERNELS, MOSTLY, Evidence
 from cs_systems.analysis.replay import CopiesOverlapped
 from cs_systems.core.statistics import ROUNDING_S
 from cs_systems.core.tables import Row
+from cs_systems.core.tracers import tracer
 from cs_systems.core.units import human
 from cs_systems.readers.forms.trace import Copies, Kernels, steps_of
 
@@ -38,9 +39,11 @@ def _around(evidence: Evidence) -> Diagnosis | None:
     Before and between a few kernels, copies count too. Copies at the same time count once, those during kernels not.
     """
     usual = evidence.usual
-    if usual is None or not usual.is_once or not usual.total_s or usual.profile.trace.profiler not in WHOLE_PROCESS:
+    if usual is None or not usual.is_once or not usual.total_s:
         return None
     trace = usual.profile.trace
+    if not tracer(trace.profiler).starts_program:
+        return None
     copies, kernels = trace.copies, trace.kernels
     before, after = copies.end_s <= kernels.start_s.min(), copies.start_s >= kernels.end_s.max()
     between = ~before & (copies.end_s <= kernels.start_s.max())

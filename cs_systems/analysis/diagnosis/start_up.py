@@ -6,11 +6,12 @@ import math
 import re
 
 from cs_systems.analysis.attribution.gaps import silences
-from cs_systems.analysis.attribution.usual_steps import START_UP, WHOLE_PROCESS, Apart, Usual
+from cs_systems.analysis.attribution.usual_steps import START_UP, Apart, Usual
 from cs_systems.analysis.comparison.loop_findings import OTHER_PHASES, SLOW_START, SlowStartRow
 from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import FEWEST_KERNELS, MOSTLY, Evidence
 from cs_systems.core.tables import Row
+from cs_systems.core.tracers import tracer
 from cs_systems.core.units import human
 
 REMEDY = "warm up before recording, and leave this time out of every mean"
@@ -111,7 +112,7 @@ def comes_last(usual: Usual, share: float) -> bool:
     """Return whether the recording is about the usual steps, and not about this share of it outside of them."""
     if usual.is_named:
         return share < OUTWEIGHS or not _is_small(usual)
-    if usual.profile.trace.profiler not in WHOLE_PROCESS:
+    if not tracer(usual.profile.trace.profiler).starts_program:
         return share < MOSTLY
     if usual.is_once and share > MOSTLY and usual.profile.time_s < WORTH * usual.step_s:
         return False  # the rest of the process hardly uses the GPU either

@@ -28,10 +28,11 @@ from cs_systems.analysis.replay.changes import (
     Subject,
     SyncRemoved,
 )
-from cs_systems.analysis.replay.clean import INFLATIONS, Clean, by_clean, by_usual
+from cs_systems.analysis.replay.clean import Clean, by_clean, by_usual
 from cs_systems.analysis.replay.graph import USUAL, Costs, Graph, graph, with_quartiles
 from cs_systems.analysis.replay.recorded import recorded
 from cs_systems.analysis.replay.run import Times, repeated, replay, step_times, total, twice_costs
+from cs_systems.core.tracers import tracer
 from cs_systems.core.units import counted, human
 from cs_systems.readers.forms.columns import UNKNOWN, Floats
 from cs_systems.readers.forms.trace import Step, Trace
@@ -252,7 +253,7 @@ class Replay:
     @cached_property
     def _usual(self) -> World:
         """Costs without the usual slowdown of the host by the profiler; as recorded if that is not known."""
-        inflation = INFLATIONS.get(self.trace.profiler)
+        inflation = tracer(self.trace.profiler).inflation
         recorded = [self._subject(part, part.graph.costs) for part in self.parts]
         return tuple(by_usual(one, inflation) if inflation else one.costs for one in recorded)
 
@@ -261,7 +262,7 @@ class Replay:
         recorded = tuple(part.graph.costs for part in self.parts)
         if clean:
             return [tuple(by_clean(self._subject(part, part.graph.costs), clean) for part in self.parts)], ()
-        if inflation := INFLATIONS.get(self.trace.profiler):
+        if inflation := tracer(self.trace.profiler).inflation:
             note = (
                 f"the usual slowdown by {self.trace.profiler}, about {inflation.per_launch_s * 1e6:.0f} µs per kernel, "
                 "is taken out; the range includes the host as recorded"

@@ -6,31 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
-from typing import NamedTuple
 
 import numpy as np
 
 from cs_systems.analysis.attribution.gaps import SILENT_S
 from cs_systems.analysis.replay.changes import Subject, host_in, less, within
 from cs_systems.analysis.replay.graph import Costs
-from cs_systems.analysis.replay.waits import US
 from cs_systems.core.range_names import meaning
+from cs_systems.core.tracers import Inflation
 from cs_systems.readers.forms.columns import Categorical, Ranges
 from cs_systems.record import Measurement
 
 STEP = "step"  # in place of a phase: the whole step
 LEAST_FACTOR = 0.05
-
-
-class Inflation(NamedTuple):
-    """Usual slowdown of the host by a profiler: of each launch, at most by a ratio of the host's time for it."""
-
-    per_launch_s: float
-    ratio: float
-
-
-# Medians of launch-bound steps on H200; of Kineto 16 to 32 µs from the 10th to the 90th percentile.
-INFLATIONS = {"kineto": Inflation(20 * US, 2.13), "nsys": Inflation(10.6 * US, 1.46)}
 
 
 @dataclass(frozen=True)

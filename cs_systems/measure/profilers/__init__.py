@@ -91,6 +91,7 @@ class Profiler:
     forecasts: whether it compares the memory of a user's own model with a prediction.
     tool: the tool that it uses, if a process can use that only once at a time; a key of `recorder.own_tools.TOOLS`.
     result: the name of its result; by default "profile by NAME".
+    without_file: why a cell that ran out of memory left no file, with what to do; a literal, as in `measures`.
     instead: the alternative if `problem` finds something: on the command line, and in Python.
     again: `(out, device, workload)`, called after the last step, which it may run once more in another way.
     """
@@ -108,6 +109,7 @@ class Profiler:
     forecasts: bool = False
     tool: str | None = None
     result: str | None = None
+    without_file: str | None = None
     instead: tuple[str, str] | None = None
     again: Callable[[Path, Device, Any], None] = lambda *_: None
 

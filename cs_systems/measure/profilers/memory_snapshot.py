@@ -68,4 +68,6 @@ def collect(out: Path, record: RunRecord) -> Collected:
 PROFILER = Profiler(
     region=region, collect=collect, measures="memory", sees_oom=True,
     tool="CUDA memory history", result="memory snapshot",
+    without_file="no snapshot: memory ran out while the model was built or in the warm-up, before the snapshot began; "
+    "use --warmup 0, or a smaller model or batch",
 )  # fmt: skip

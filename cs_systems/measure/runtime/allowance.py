@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core.experiments import EXPERIMENTS
 from cs_systems.core.fields import Subject
+from cs_systems.core.tracers import TRACERS
 from cs_systems.core.validation import is_number, shown
 from cs_systems.record import RunRecord
 
-PROFILERS = ("none", "kineto", "nsys")  # other profilers run kernels several times, or record memory
 SUBJECTS = (Subject.STEP, Subject.OWN)
 
 
@@ -20,7 +20,7 @@ def refusal(config: RunConfig) -> str | None:
         return f"workload {config.workload} is no training step"
     if config.is_distributed:
         return "the step of one rank cannot run alone"
-    if config.profiler not in PROFILERS:
+    if config.is_profiled and config.profiler not in TRACERS:  # it runs kernels several times, or records memory
         return f"profiler {config.profiler} changes the step"
     return None
 

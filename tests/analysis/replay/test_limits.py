@@ -31,11 +31,12 @@ from cs_systems.analysis.replay import (
     replayed,
 )
 from cs_systems.analysis.replay.changes import LONG_S, Subject, _covered, named
-from cs_systems.analysis.replay.clean import Inflation, by_clean, by_usual
+from cs_systems.analysis.replay.clean import by_clean, by_usual
 from cs_systems.analysis.replay.graph import USUAL, Constant, _constant, _handovers, _queue
 from cs_systems.analysis.replay.recorded import _order
 from cs_systems.analysis.replay.run import _begins
 from cs_systems.analysis.replay.waits import US
+from cs_systems.core.tracers import Inflation
 from cs_systems.readers.forms.columns import UNKNOWN, Range, Ranges
 from cs_systems.readers.forms.trace import Step
 from tests.analysis.replay.simulated import (
