@@ -69,7 +69,7 @@ INDEX = {
     "element_sums inner_lines dropped_gradients repeated_backward broadcasts threads python_threads repeated_modules "
     "remade_optimizers learning_rates double_softmax unregistered paired_targets input_gradients "
     "unused_gradients dense_gradients repeated_calls hooks anomaly_detection double_precision slow_settings own_tools "
-    "one_hot_products samples_as_time rate_factors random_draws evaluation_mode "
+    "one_hot_products samples_as_time rate_factors rate_schedules loaded_weights random_draws evaluation_mode "
     "empty_clipping repeated_rows unsampled",
     "cs_systems.analysis.comparison.loop_ranks": "loop_ranks late_rank loop_exchange loop_collectives",
     "cs_systems.readers.ncu": "counters",

@@ -197,6 +197,29 @@ class LearningRateRow(TypedDict):
     scheduled: int | None  # how often the scheduler has stepped
 
 
+class RateScheduleRow(TypedDict):
+    """Learning rate of an optimizer over all steps of a script; of several groups, the largest."""
+
+    optimizer: str
+    steps: int  # of the optimizer
+    largest: float
+    last: float
+    small: int  # steps after the recording with a small share of the largest rate
+    scheduler: str | None
+    planned: int | None  # steps of the scheduler for which it is laid out
+    scheduled: int | None  # how often it has stepped
+
+
+class LoadedWeightsRow(TypedDict):
+    """Weights that a model loads although they are its own tensors, as `state_dict()` returned them, without a copy."""
+
+    model: str
+    steps: int  # of an optimizer since then
+    parameters: int
+    function: str
+    place: str
+
+
 class RandomDrawRow(TypedDict):
     """Random numbers that are the same in each observed step."""
 
@@ -525,6 +548,8 @@ REMADE_OPTIMIZERS = Table("remade_optimizers", RemadeOptimizersRow, "optimizers 
 DOUBLE_SOFTMAX = Table("double_softmax", DoubleSoftmaxRow, "softmax that is applied twice")
 UNREGISTERED = Table("unregistered", UnregisteredRow, "parameters in Python lists")
 LEARNING_RATES = Table("learning_rates", LearningRateRow, "learning rates")
+RATE_SCHEDULES = Table("rate_schedules", RateScheduleRow, "learning rates over all steps")
+LOADED_WEIGHTS = Table("loaded_weights", LoadedWeightsRow, "weights that a model loads from itself")
 RATE_FACTORS = Table("rate_factors", RateFactorRow, "factors of the learning rates that are small")
 RANDOM_DRAWS = Table("random_draws", RandomDrawRow, "random numbers that are the same in each step")
 EVALUATION_MODE = Table("evaluation_mode", EvaluationModeRow, "models that train in evaluation mode")

@@ -1,8 +1,8 @@
-"""Rule for a learning rate that vanishes within some steps, as if each batch were an epoch."""
+"""Rule for a learning rate that is far too small, because a schedule counts epochs as batches or batches as epochs."""
 
 from __future__ import annotations
 
-from cs_systems.analysis.comparison.loop_findings import LEARNING_RATES
+from cs_systems.analysis.comparison.loop_findings import LEARNING_RATES, RATE_SCHEDULES, RateScheduleRow
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis._forms import of_training
@@ -10,6 +10,12 @@ from cs_systems.analysis.diagnosis._forms import of_training
 FEWEST = 3  # observed steps after the timed ones
 SMALL = 1e-3  # share of the largest rate; at the end of a short schedule a rate is larger, but for the last steps
 REMEDY = "call scheduler.step() once per epoch, or give the scheduler the number of batches"
+SHORT = "make the schedule as long as the training: count its length and its steps in the same unit"
+RARE = "call scheduler.step() after each step of the optimizer"
+FEWEST_STEPS = 20  # of a whole script
+MOST_SMALL = 0.4  # share of all steps with less than 1% of the largest rate; an exponential schedule has a third
+SAME = 0.02  # most difference of two numbers of steps
+SELDOM = 0.25  # most steps of a scheduler, as a share of those it is laid out for
 OWN = "find what lowers it in each step, such as a scheduler that was meant for epochs"
 
 
@@ -18,7 +24,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     rows = [row for row in LEARNING_RATES.of(evidence.tables) if row["observed_after"] >= FEWEST]
     rows = [row for row in rows if 0 < row["largest_after"] < SMALL * row["largest"]]
     if not rows:
-        return None
+        return next(filter(None, map(_of_schedule, RATE_SCHEDULES.of(evidence.tables))), None)
     row = rows[0]
     name, times = row.get("scheduler"), row.get("scheduled")
     by = f": {name} has stepped {times} times" if name and times else ""
@@ -27,6 +33,28 @@ def find(evidence: Evidence) -> Diagnosis | None:
         f"{row['steps']} steps{by}"
     )
     return of_training(cause, REMEDY if name else OWN, rows)
+
+
+def _of_schedule(row: RateScheduleRow) -> Diagnosis | None:
+    """Return the diagnosis of a schedule that ends long before the script, or that hardly begins until its end."""
+    steps, planned, scheduled = row["steps"], row.get("planned"), row.get("scheduled")
+    if steps < FEWEST_STEPS:
+        return None
+    if row["small"] > MOST_SMALL * steps:
+        cause = (
+            f"the learning rate of {row['optimizer']} is less than 1% of its largest one, {row['largest']:.3g}, in "
+            f"{row['small']:,} of {steps:,} steps: the schedule ends long before the training"
+        )
+        return of_training(cause, SHORT, [row])
+    if planned is None or scheduled is None or abs(planned - steps) > max(1, SAME * steps):
+        return None
+    if scheduled > SELDOM * planned:
+        return None
+    cause = (
+        f"{row.get('scheduler')} is laid out for {planned:,} steps, but has stepped {scheduled} times in the {steps:,} "
+        f"steps of {row['optimizer']}: at the end the learning rate is {row['last']:.3g}"
+    )
+    return of_training(cause, RARE, [row])
 
 
 RULE = Rule(find, judges_loop=True, precedes=("start-up",))

@@ -1,13 +1,15 @@
 """Learning rates of optimizers, such as one that a scheduler shrinks in each step although it counts epochs.
 
 Factors of a LambdaLR are kept where they say that its function returns no factor: it began with the loop, has stepped
-in most steps, and the rate neither grows as in a warm-up nor falls as at the end of a schedule.
+in most steps, and the rate neither grows as in a warm-up nor falls as at the end of a schedule. In a script the rates
+are read until its end, where a schedule shows its length.
 """
 
 from __future__ import annotations
 
 import gc
 import weakref
+from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,13 +20,18 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from cs_systems.analysis.comparison.loop_findings import (
     LEARNING_RATES,
     RATE_FACTORS,
+    RATE_SCHEDULES,
     LearningRateRow,
     RateFactorRow,
+    RateScheduleRow,
 )
-from cs_systems.measure.recorder.observers import FewSteps, Period
+from cs_systems.core.tables import Tables
+from cs_systems.measure.recorder.observers import FewSteps, Period, Timing
 from cs_systems.measure.recorder.phases import Timeline
 
 FEWEST_AFTER = 3  # observed steps after the timed ones
+SMALL = 0.01  # share of the largest rate; the last fifteenth of a whole cosine is below it
+PLANS = ("total_steps", "T_max", "total_iters")  # attributes of schedulers that have a length
 STEADY = 0.8  # least ratio of the last of their rates to the first one
 
 
@@ -34,6 +41,38 @@ class _Rate(NamedTuple):
     now: float
     initial: float
     largest_factor: float  # of all groups
+
+
+class _Course:
+    """Rates of an optimizer after the recording, with its only scheduler."""
+
+    def __init__(self, optimizer: Optimizer, earlier: Sequence[_Rate], steps: int) -> None:
+        scheduler = _scheduler(optimizer)
+        self._optimizer, self._earlier, self._steps = type(optimizer).__name__, earlier, steps
+        self.rates = array("d")
+        self._scheduler = None if scheduler is None else weakref.ref(scheduler)
+        self._name = None if scheduler is None else type(scheduler).__name__
+        self._planned, self._scheduled = _planned(scheduler), None if scheduler is None else _scheduled(scheduler)
+
+    def add(self, optimizer: Optimizer) -> None:
+        """Note the rate in a further step."""
+        self.rates.append(max(float(each["lr"]) for each in optimizer.param_groups))
+        scheduler = self._scheduler() if self._scheduler is not None else None
+        if scheduler is not None:
+            self._scheduled = _scheduled(scheduler)
+
+    def row(self) -> RateScheduleRow:
+        largest = max(*(each.now for each in self._earlier), *self.rates)
+        return {
+            "optimizer": self._optimizer,
+            "steps": self._steps + len(self.rates),
+            "largest": largest,
+            "last": self.rates[-1],
+            "small": sum(rate < SMALL * largest for rate in self.rates),
+            "scheduler": self._name,
+            "planned": self._planned,
+            "scheduled": self._scheduled,
+        }
 
 
 class LearningRates(FewSteps):
@@ -50,6 +89,7 @@ class LearningRates(FewSteps):
         self._steps, self._period = 0, Period.FIRST
         # by optimizer: its rates before and after the timed steps
         self._rates: weakref.WeakKeyDictionary[Optimizer, tuple[list[_Rate], list[_Rate]]] = weakref.WeakKeyDictionary()
+        self._courses: dict[int, _Course] = {}  # by the id of an optimizer, which may be gone at the end of the script
 
     def begins(self, period: Period) -> None:
         super().begins(period)
@@ -70,6 +110,16 @@ class LearningRates(FewSteps):
         ]
         self.keep(LEARNING_RATES, [self._row(*each) for each in observed])
         self.keep(RATE_FACTORS, [row for each in observed if (row := self._factor(*each))])
+        self._courses = {id(each[0]): _Course(each[0], [*each[1], *each[2]], self._steps) for each in observed}
+
+    def step_later(self, optimizer: Optimizer) -> None:
+        course = self._courses.get(id(optimizer))
+        if course is not None and all(_is_known(each.get("lr")) for each in optimizer.param_groups):
+            course.add(optimizer)
+
+    def tables(self, timing: Timing, others: Tables) -> Tables:
+        rows = [course.row() for course in self._courses.values() if course.rates]
+        return self.kept | (RATE_SCHEDULES.filled(rows) if rows else {})
 
     def _row(
         self, optimizer: Optimizer, before: list[_Rate], after: list[_Rate], scheduler: LRScheduler | None
@@ -123,6 +173,12 @@ def _scheduler(optimizer: Optimizer) -> LRScheduler | None:
     objects = (each for each in gc.get_objects() if issubclass(type(each), LRScheduler))
     found = [each for each in objects if getattr(each, "optimizer", None) is optimizer]
     return found[0] if len(found) == 1 else None
+
+
+def _planned(scheduler: LRScheduler | None) -> int | None:
+    """Return the number of steps for which a scheduler is laid out, if it says so."""
+    lengths = (getattr(scheduler, name, None) for name in PLANS)
+    return next((length for length in lengths if isinstance(length, int) and length > 0), None)
 
 
 def _scheduled(scheduler: LRScheduler) -> int:

@@ -110,6 +110,9 @@ class Observer(Guest):
     def step_failed(self) -> None:
         """Forget a step that ends with an exception."""
 
+    def step_later(self, optimizer: Optimizer) -> None:
+        """Note a step of an unedited script after the recording, at the end of the optimizer's."""
+
     # called in observed steps, hidden from the program's modes
 
     def look_at_call(self, call: ModelCall) -> None:
@@ -323,6 +326,9 @@ class Observers:
 
     def step_failed(self) -> None:
         self._tell("step_failed")
+
+    def step_later(self, optimizer: Optimizer) -> None:
+        self._tell("step_later", optimizer)
 
     def timing_ended(self, shapes: Sequence[tuple[int, ...]]) -> None:
         self._conclude("timing_ended", shapes)

@@ -35,6 +35,7 @@ from cs_systems.measure.recorder.hook_numbers import HookNumbers
 from cs_systems.measure.recorder.input_gradients import InputGradients
 from cs_systems.measure.recorder.inputs import StepInputs, elements, sizes
 from cs_systems.measure.recorder.learning_rates import LearningRates
+from cs_systems.measure.recorder.loaded_weights import LoadedWeights
 from cs_systems.measure.recorder.module_calls import ModuleCalls
 from cs_systems.measure.recorder.observers import Observer, Observers, hiding
 from cs_systems.measure.recorder.one_hot import OneHot
@@ -122,7 +123,7 @@ class Recording:
         hidden = hiding(tracker.unobserved, nullcontext if device.is_cuda else self._watch.own_time)
         self._outcome = Outcome(lambda optimizer: tracker.observers.update_skipped(optimizer))
         of = self._subject
-        self._mode = EvaluationMode(of, tracker)
+        self._mode, self._loaded = EvaluationMode(of, tracker), LoadedWeights()
         of_calls = OneHot(of), SamplesAsTime()
 
         def compiled() -> int:
@@ -133,7 +134,7 @@ class Recording:
             ModuleCalls(tracker, hidden, compiled, of_calls), *of_calls, Threads(),
             self._outcome, Padding(), RemadeOptimizers(), LearningRates(), DoubleSoftmax(), Unregistered(of),
             SlowSettings(of), PairedTargets(), InputGradients(of), Energy(of), OtherThreads(of), self._mode,
-            RandomDraws(tracker, hidden, compiled), EmptyClipping(tracker), RepeatedRows(of, compiled),
+            self._loaded, RandomDraws(tracker, hidden, compiled), EmptyClipping(tracker), RepeatedRows(of, compiled),
         ]  # fmt: skip
         if self._writer.meeting is not None:
             every.append(RankSteps(self._subject, tracker, self._writer.meeting, self._patience_s))
@@ -152,6 +153,7 @@ class Recording:
     def _install(self, tracker: Tracker) -> None:
         self._outcome.observe(self._installed)
         self._mode.observe(self._installed)
+        self._loaded.observe(self._installed)
         if self._subject.device.is_cuda and self._is_below_nsys:
             self._tools.hold_captures()
         hooks.observe(self._installed, tracker, self._called())

@@ -343,12 +343,14 @@ class ScriptRecorder(Recorder):
         self._recorded = weakref.WeakSet(self._subject.optimizers)
         super()._off()
         if not self._stop:
+            self._loaded.observe(self._counting)
             self._counting.add(lambda: register_optimizer_step_post_hook(self._stepped_later).remove, is_guarded=True)
 
     @untraced
     def _stepped_later(self, optimizer: Optimizer, *_: Any) -> None:
         if self._first is not None and self._first() is optimizer:
             self._watch.step_ended()
+            self._observers.step_later(optimizer)
         elif optimizer not in self._recorded:
             self._later[type(optimizer).__name__] += 1
 

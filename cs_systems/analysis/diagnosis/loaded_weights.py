@@ -1,0 +1,27 @@
+"""Rule for weights that are kept without a copy, so that they go on changing, and loading them does nothing."""
+
+from __future__ import annotations
+
+from cs_systems.analysis.comparison.loop_findings import LOADED_WEIGHTS
+from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis._forms import of_training
+
+REMEDY = "keep a copy: copy.deepcopy(model.state_dict())"
+
+
+def find(evidence: Evidence) -> Diagnosis | None:
+    """Find a model that loads tensors which `state_dict()` returned some steps before, and which are its own."""
+    rows = LOADED_WEIGHTS.of(evidence.tables)
+    if not rows:
+        return None
+    row = rows[0]
+    where = f"{row['function']}() at {row['place']}" if row["function"] else row["place"]
+    cause = (
+        f"the weights that {where} loads into {row['model']} are its own tensors: state_dict() returns no copy, and "
+        f"{row['steps']:,} steps have changed them since, so that loading them does nothing"
+    )
+    return of_training(cause, REMEDY, rows)
+
+
+RULE = Rule(find, judges_loop=True, precedes=("start-up",))
