@@ -12,6 +12,8 @@ SMALL = 1e-3  # share of the largest rate; at the end of a short schedule a rate
 REMEDY = "call scheduler.step() once per epoch, or give the scheduler the number of batches"
 SHORT = "make the schedule as long as the training: count its length and its steps in the same unit"
 RARE = "call scheduler.step() after each step of the optimizer"
+PLATEAU = "ReduceLROnPlateau"
+MODE = "check that its mode fits the number that it gets (min for a loss, max for a score), and its patience"
 FEWEST_STEPS = 20  # of a whole script
 MOST_SMALL = 0.4  # share of all steps with less than 1% of the largest rate; an exponential schedule has a third
 SAME = 0.02  # most difference of two numbers of steps
@@ -40,6 +42,14 @@ def _of_schedule(row: RateScheduleRow) -> Diagnosis | None:
     steps, planned, scheduled = row["steps"], row.get("planned"), row.get("scheduled")
     if steps < FEWEST_STEPS:
         return None
+    if row["small"] > MOST_SMALL * steps and row.get("scheduler") == PLATEAU:
+        if row["last"] > SMALL * row["largest"]:
+            return None  # as of a training that has converged
+        cause = (
+            f"{PLATEAU} has cut the learning rate of {row['optimizer']} from {row['largest']:.3g} to "
+            f"{row['last']:.3g}: less than 1% of the largest one in {row['small']:,} of {steps:,} steps"
+        )
+        return of_training(cause, MODE, [row])
     if row["small"] > MOST_SMALL * steps:
         cause = (
             f"the learning rate of {row['optimizer']} is less than 1% of its largest one, {row['largest']:.3g}, in "

@@ -564,6 +564,10 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "vanishing-rate: two fifths of a script": (
         {"rate_schedules": [SHORT | {"small": 400}]}, {"rate_schedules": [SHORT | {"small": 401}]},
     ),
+    "vanishing-rate: a thousandth after cuts": (
+        {"rate_schedules": [SHORT | {"scheduler": "ReduceLROnPlateau", "last": 2.1e-5}]},
+        {"rate_schedules": [SHORT | {"scheduler": "ReduceLROnPlateau", "last": 2e-5}]},
+    ),
     "vanishing-rate: as many steps as it is laid out for": (
         {"rate_schedules": [SCHEDULE | {"planned": 1021}]}, {"rate_schedules": [SCHEDULE | {"planned": 1020}]},
     ),

@@ -11,7 +11,14 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR, LRScheduler, OneCycleLR
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    ExponentialLR,
+    LinearLR,
+    LRScheduler,
+    OneCycleLR,
+    ReduceLROnPlateau,
+)
 
 from cs_systems.analysis.diagnosis import diagnose
 from cs_systems.measure.recorder.unedited import ScriptRecorder
@@ -75,6 +82,15 @@ def test_rate_that_is_set_by_hand_and_ends_too_early_is_named(tmp_path: Path) ->
     assert sentence is not None
     assert sentence.startswith("the learning rate of SGD is less than 1% of its largest one, 0.01, in 3")
     assert sentence.endswith("count its length and its steps in the same unit")
+
+
+def test_rate_that_is_cut_by_a_falling_loss_is_named(tmp_path: Path) -> None:
+    model = net()
+    optimizer = SGD(model.parameters(), 0.01)
+    schedule = ReduceLROnPlateau(optimizer, "max", patience=10)
+    sentence = first_sentence(tmp_path, optimizer, model, lambda number: schedule.step(1 / (1 + number)))
+    assert sentence is not None
+    assert sentence.startswith("ReduceLROnPlateau has cut the learning rate of SGD from 0.01 to 1e-08: less than")
 
 
 @pytest.mark.parametrize(
