@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
-from cs_systems.core import parts, plugins
+from cs_systems.core import optimizers, parts, plugins
 from cs_systems.core.checkpoint_plan import FORMS, segments
 from cs_systems.core.collectives import CollectiveShape
 from cs_systems.core.display import Displayed
@@ -79,7 +79,7 @@ MARKED_COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
 # modes in which it captures kernels in CUDA graphs, which the next step overwrites
 CAPTURED_COMPILE_MODES = ("reduce-overhead", "max-autotune")
 LOSSES, CLIP_FUNCTIONS, DATA = ("cross_entropy",), ("torch",), ("fixed", "windows")
-OPTIMIZERS = ("adamw", "adamw_foreach", "adamw_fused", "adamw_master", "adamw_bf16_state")
+OPTIMIZERS = (*optimizers.OPTIMIZERS,)
 _MOST_BLOCKS = 4096  # most blocks of a model from outside the package, whose number is only known once it is built
 _BUILT_IN = frozenset({Subject.STEP, Subject.CURVE, Subject.ERRORS})
 _TRAINED = frozenset({Subject.STEP, Subject.CURVE})
@@ -212,9 +212,9 @@ class RunConfig:
         str,
         Field(
             f"{', '.join(OPTIMIZERS)}, or path.py:class", _TRAINED | _OWN | {Subject.TOY},
-            takes="many", usual="adamw_fused", values=OPTIMIZERS, plugin="training.optimizers",
+            takes="many", usual=optimizers.USUAL, values=OPTIMIZERS, plugin="training.optimizers",
         ),
-    ] = "default"  # fmt: skip
+    ] = optimizers.DEFAULT  # fmt: skip
     clip: Annotated[
         float | None,
         Field(

@@ -28,6 +28,7 @@ from typing import NotRequired, TypedDict
 from cs_systems.config import AttentionShape, Mode, ModelConfig, Phase, Precision
 from cs_systems.core import statistics
 from cs_systems.core.checkpoint_plan import Segment, segments
+from cs_systems.core.optimizers import DEFAULT, optimizer
 from cs_systems.core.tables import Table
 
 
@@ -111,9 +112,6 @@ OPERAND_BYTES = COMPUTE_BYTES | {Precision.FP8: 1}
 PARAMETER_BYTES = {precision: 2 if precision is Precision.BF16_PURE else 4 for precision in Precision}
 """Bytes of an element of the parameters, and so of their gradients and of both of AdamW's moments."""
 
-
-UPDATE_BYTES = {"adamw_master": 26, "adamw_bf16_state": 18}
-"""Bytes that an optimizer with master weights moves for a bf16 parameter: reads all, writes all but the gradient."""
 
 TARGET_BYTES = 8
 """A token id is an int64."""
@@ -208,7 +206,7 @@ def step_cost(
     (Chowdhery et al. 2022, appendix B). The optimizer is AdamW. It has no matrix product; a plain one reads the
     parameter, the gradient and both moments, and writes all but the gradient.
     """
-    update_bytes = plain_update_bytes(precision) if update_bytes is None else update_bytes
+    update_bytes = bytes_of_update(DEFAULT, precision) if update_bytes is None else update_bytes
     tokens, layers, element = batch_size * seq_len, model.num_layers, COMPUTE_BYTES[precision]
     shape = AttentionShape(batch_size, model.num_heads, seq_len, model.d_head, causal=True)
     linear_flops = 2 * tokens * matmul_weights(model)
@@ -238,9 +236,9 @@ def step_cost(
     return {phase.value: costs[phase] for phase in STEP_PHASES[mode]}
 
 
-def plain_update_bytes(precision: Precision) -> int:
-    """Return the bytes that AdamW moves for each parameter, with a gradient and moments of the parameter's dtype."""
-    return 7 * PARAMETER_BYTES[precision]
+def bytes_of_update(name: str, precision: Precision) -> int:
+    """Return the bytes that an optimizer moves for each parameter; a gradient has the parameter's dtype."""
+    return optimizer(name).update_bytes(PARAMETER_BYTES[precision])
 
 
 def _with(cost: PhaseCost, flops: int, moved: int) -> PhaseCost:

@@ -7,16 +7,18 @@ from collections.abc import Sequence
 from cs_systems.advise.lever import Lever, Option, Situation
 from cs_systems.analysis.diagnosis import Expected
 from cs_systems.core.fields import Subject
+from cs_systems.core.optimizers import BF16_BYTES, BF16_STATE, MASTER, optimizer
 from cs_systems.formulas.cost import parameter_count
 from cs_systems.formulas.peaks import peak_bandwidth
 
-SAVED_BYTES = 8  # per parameter: both moments are read and written in 2 bytes instead of 4
+# per parameter: both moments are read and written in 2 bytes instead of 4
+SAVED_BYTES = optimizer(MASTER).update_bytes(BF16_BYTES) - optimizer(BF16_STATE).update_bytes(BF16_BYTES)
 
 
 def options(situation: Situation) -> Sequence[Option] | str:
-    if situation.config.optimizer != "adamw_master":
+    if situation.config.optimizer != MASTER:
         return "it follows bf16 weights with master weights"
-    fields = {"optimizer": "adamw_bf16_state"}
+    fields = {"optimizer": BF16_STATE}
     return [Option(fields, situation.forecast(**fields) if situation.goal == "memory" else _expected(situation))]
 
 
@@ -33,7 +35,7 @@ def _expected(situation: Situation) -> Expected | None:
 LEVER = Lever(
     "rounds the moments of the optimizer to 8 bits",
     options,
-    'MasterAdamW(model.bfloat16().parameters(), moments=MOMENTS["adamw_bf16_state"])',
+    f'MasterAdamW(model.bfloat16().parameters(), moments=MOMENTS["{BF16_STATE}"])',
     0.03,
     remedies=("optimizer-state",),
 )

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from cs_systems.advise.lever import Lever, Option, Situation, only_built_in
 from cs_systems.analysis.diagnosis import Expected
-from cs_systems.config import Mode, Precision, RunConfig
+from cs_systems.config import Mode, Precision
+from cs_systems.core.optimizers import DEFAULT, MASTER, USUAL
 
 
 def options(situation: Situation) -> Sequence[Option] | str:
@@ -17,9 +18,9 @@ def options(situation: Situation) -> Sequence[Option] | str:
         return "its optimizer's kernel needs a GPU"
     if config.precision is not Precision.BF16:
         return f"it follows precision bf16, and the precision is {config.precision.value}"
-    if config.mode is not Mode.TRAIN_STEP or config.optimizer not in (RunConfig.optimizer, "adamw_fused"):
+    if config.mode is not Mode.TRAIN_STEP or config.optimizer not in (DEFAULT, USUAL):
         return "it replaces the fused AdamW of a whole training step"
-    return [Option({"precision": Precision.BF16_PURE, "optimizer": "adamw_master"}, _expected(situation))]
+    return [Option({"precision": Precision.BF16_PURE, "optimizer": MASTER}, _expected(situation))]
 
 
 def _expected(situation: Situation) -> Expected | None:

@@ -8,22 +8,23 @@ from typing import Any
 
 from cs_systems.advise.edits import calls, in_calls
 from cs_systems.advise.lever import Lever, Option, ScriptChange, Situation
-from cs_systems.config import Mode, RunConfig
+from cs_systems.config import Mode
 from cs_systems.core import plugins
+from cs_systems.core.optimizers import USUAL, optimizer
 from cs_systems.core.phases import Phase
 
 
 def options(situation: Situation) -> Sequence[Option] | str:
-    name = situation.config.optimizer
+    name, known = situation.config.optimizer, optimizer(situation.config.optimizer)
     if situation.config.mode is not Mode.TRAIN_STEP:
         return "the step has no optimizer"
-    if name in (RunConfig.optimizer, "adamw_fused"):
-        return "the optimizer is fused already"
     if plugins.is_foreign(name):
         return f"optimizer {name} is your own"
-    if name not in ("adamw", "adamw_foreach"):
+    if known.has_master_weights:
         return f"optimizer {name} is one kernel already"
-    return [Option({"optimizer": "adamw_fused"})]
+    if known.is_fused:
+        return "the optimizer is fused already"
+    return [Option({"optimizer": USUAL})]
 
 
 FUSED = ("Adam", "AdamW", "SGD", "Adagrad")

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 from cs_systems.advise.lever import Lever, Option, Situation, only_built_in
 from cs_systems.config import Mode
+from cs_systems.core.optimizers import optimizer
 from cs_systems.core.recipes import FAST_PARTS
 
 LOSS = "fused_cross_entropy"
@@ -23,7 +24,7 @@ def options(situation: Situation) -> Sequence[Option] | str:
     if find_spec("triton") is None:
         return "Triton is not installed"
     wanted = [*FAST_PARTS]
-    if config.mode is Mode.TRAIN_STEP and config.optimizer in ("adamw_master", "adamw_bf16_state"):
+    if config.mode is Mode.TRAIN_STEP and optimizer(config.optimizer).has_master_weights:
         wanted.append("fused_weight_update")
     if config.mode is Mode.FORWARD:
         wanted.remove(LOSS)

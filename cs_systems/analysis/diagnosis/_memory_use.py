@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from cs_systems.analysis.diagnosis._sound import Sound
 from cs_systems.config import Phase
+from cs_systems.core.optimizers import Form, optimizer
 from cs_systems.core.tables import Row
 from cs_systems.formulas.memory.forecast import Forecast
 from cs_systems.record import RunRecord
@@ -142,7 +143,7 @@ def memory_of_record(record: RunRecord) -> MemoryUse | None:
     known = known_by_formula(record)
     components = _components(record) if known is None else step_memory(*known).components
     categories = {_CATEGORIES.get(name, name): size for name, size in components.items()}
-    if reached["phase"] == Phase.OPTIMIZER and record.run_config.optimizer == "adamw_foreach":
+    if reached["phase"] == Phase.OPTIMIZER and optimizer(record.run_config.optimizer).form is Form.FOREACH:
         categories[FOREACH] = categories.get("workspace", 0)
     # If reserved memory changed during the phase, only its maximum is known, perhaps from another moment.
     around = {row.get("reserved_bytes") for row in phases[max(number - 1, 0) : number + 1]}

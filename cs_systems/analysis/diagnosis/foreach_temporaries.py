@@ -6,15 +6,15 @@ from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis._forms import of_category
 from cs_systems.analysis.diagnosis._memory_use import FOREACH
+from cs_systems.core.optimizers import USUAL
 
-FUSED = "adamw_fused"
-REMEDY = f"update in one kernel (fused=True; --optimizer {FUSED}), or one parameter at a time (foreach=False)"
+REMEDY = f"update in one kernel (fused=True; --optimizer {USUAL}), or one parameter at a time (foreach=False)"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find temporary tensors of the optimizer at the peak; a fused update makes none."""
     what = "temporary tensors of the optimizer's foreach update take"
-    return of_category(evidence, FOREACH, what, REMEDY, optimizer=FUSED)
+    return of_category(evidence, FOREACH, what, REMEDY, optimizer=USUAL)
 
 
 RULE = Rule(find)

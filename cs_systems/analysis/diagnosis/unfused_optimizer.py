@@ -12,16 +12,17 @@ from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
 from cs_systems.analysis.diagnosis.own_python import FEWEST, MOST, NOTABLE, named
 from cs_systems.analysis.timing_caveats import launch_bound_phases
 from cs_systems.config import Phase
+from cs_systems.core.optimizers import OPTIMIZERS, USUAL, Form, optimizer
 from cs_systems.core.tables import Row
 
 FUSED = re.compile(r"fused_?(optimizer|adam|sgd|lamb)|^triton_for_|^adamw_kernel", re.IGNORECASE)
 # AdamW reads parameter, gradient and both moments, and writes all but the gradient. torch's foreach AdamW moves these
 # and its temporaries in eight operations: decay 2, first moment 3, second moment 2 + 3, root 2, division 2, epsilon 2,
 # update 4.
-FUSED_PASSES, FOREACH_PASSES = 7, 20
+FUSED_PASSES, FOREACH_PASSES = OPTIMIZERS[USUAL].update_bytes(1), 20
 MANY = 100  # kernels of an update; a fused one has a few
-OPTIONS = {"optimizer": ("adamw_fused", "adamw_triton")}
-REMEDY = "use a fused optimizer (torch.optim.AdamW(…, fused=True); --optimizer adamw_fused)"
+OPTIONS = {"optimizer": (USUAL, "adamw_triton")}
+REMEDY = f"use a fused optimizer (torch.optim.AdamW(…, fused=True); --optimizer {USUAL})"
 
 OF_LOOP = "use one of torch.optim with fused=True, or update all parameters in one call each (torch._foreach_add_ …)"
 
@@ -117,8 +118,8 @@ def _is_fused(evidence: Evidence) -> bool:
     """Return whether the optimizer is fused; True if unknown."""
     if evidence.kernels():
         return any(FUSED.search(row["kernel"]) for row in evidence.kernels())
-    name = evidence.setting("optimizer")
-    return name not in ("adamw", "adamw_foreach")
+    form = optimizer(str(evidence.setting("optimizer"))).form
+    return form is None or form is Form.FUSED
 
 
 RULE = Rule(find)

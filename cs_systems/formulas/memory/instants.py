@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from cs_systems.config import Mode, Phase
 from cs_systems.core.checkpoint_plan import Segment, items
+from cs_systems.core.optimizers import Form, optimizer
 from cs_systems.formulas.memory.prediction import Components
 from cs_systems.formulas.memory.tensors import NOTHING, Kept, StepTensors
 
@@ -116,11 +117,12 @@ def _update(step: StepTensors) -> Components:
     torch's foreach AdamW holds the roots of the second moment for all parameters at once; this package's own AdamW
     for one parameter at a time.
     """
-    workspace = {"adamw_foreach": step.weights, "adamw": max(step.head_weight, step.feed_forward_weights // 3)}
+    workspace = {Form.FOREACH: step.weights, Form.EACH: max(step.head_weight, step.feed_forward_weights // 3)}
+    form = optimizer(step.config.optimizer).form
     return step.always | {
         "gradients": step.weights,
         "logits_and_loss": step.logits,
-        "workspace": workspace.get(step.config.optimizer, 0),
+        "workspace": workspace.get(form, 0) if form else 0,
     }
 
 

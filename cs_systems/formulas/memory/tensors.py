@@ -7,6 +7,7 @@ from operator import itemgetter
 
 from cs_systems.config import Mode, RunConfig
 from cs_systems.core.checkpoint_plan import Segment, items, segments
+from cs_systems.core.optimizers import optimizer
 from cs_systems.formulas.cost import COMPUTE_BYTES, PARAMETER_BYTES, TARGET_BYTES, AttentionAlgorithm, parameter_count
 from cs_systems.formulas.memory.allocator import CUBLAS_WORKSPACE_BYTES, rounding
 from cs_systems.formulas.memory.prediction import Components
@@ -98,10 +99,8 @@ class StepTensors:
         self.always = self.stateless | state
 
     def _state_bytes(self) -> int:
-        """Return the bytes of the optimizer's state: two moments, and with master weights a remainder of 2 bytes."""
-        of_a_parameter = {"adamw_master": 2 + 4 + 4, "adamw_bf16_state": 2 + 2 + 2}
-        elements = parameter_count(self.model)
-        return elements * of_a_parameter.get(self.config.optimizer, 2 * self.parameter)
+        """Return the bytes of the optimizer's state."""
+        return parameter_count(self.model) * optimizer(self.config.optimizer).state_bytes(self.parameter)
 
     def on_device(self, alive: Components, threads: int) -> Components:
         """Return `alive` with the allocator's overhead, after `threads` threads have called cuBLAS.

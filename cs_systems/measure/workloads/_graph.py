@@ -8,12 +8,10 @@ from typing import Any
 import torch
 
 from cs_systems.config import CAPTURED_COMPILE_MODES, RunConfig
+from cs_systems.core.optimizers import USUAL, optimizer
 from cs_systems.machine.device import Device
 
 EAGER_STEPS = 3  # steps that run uncaptured first, to compile, tune, and allocate the optimizer's state
-
-OPTIMIZERS = ("default", "adamw_fused", "adamw_master", "adamw_bf16_state")
-"""Optimizers that never wait for the device and keep their state on it."""
 
 
 def unavailable(config: RunConfig, device: Device) -> str | None:
@@ -30,10 +28,10 @@ def unavailable(config: RunConfig, device: Device) -> str | None:
         return f"a CUDA graph repeats one batch, and data is {config.data}; use data fixed, or graph none"
     if own := next((item for item in config.own_code.items() if item[0] != "attention"), None):
         return f"a CUDA graph may not hold {own[0]} {own[1][0]}; use a built-in one, or graph none"
-    if config.optimizer not in OPTIMIZERS:
+    if not optimizer(config.optimizer).is_fused:
         return (
             f"optimizer {config.optimizer} counts its steps on the CPU, where a CUDA graph does not "
-            "repeat it; use optimizer adamw_fused, or graph none"
+            f"repeat it; use optimizer {USUAL}, or graph none"
         )
     if config.warmup <= EAGER_STEPS:
         return (

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from cs_systems.analysis.comparison.own_code import OWN_CODE, OwnCodeRow
 from cs_systems.config import CAPTURED_COMPILE_MODES, ConfigError, Mode, Phase, Precision
+from cs_systems.core.optimizers import DEFAULT, USUAL
 from cs_systems.core.tables import Tables
 from cs_systems.core.validation import shown
 from cs_systems.formulas.communication import NARROW_BYTES, SENT, Payload, SentRow
@@ -62,9 +63,9 @@ class Training(Workload):
         self.graph = None if self.config.graph == "none" else StepGraph(self._phases)
 
     def _make_optimizer(self) -> None:
-        self.optimizer_name = "adamw_fused" if self.config.optimizer == "default" else self.config.optimizer
+        self.optimizer_name = USUAL if self.config.optimizer == DEFAULT else self.config.optimizer
         cls, options = optimizer_class(self.optimizer_name)
-        if self.config.graph != "none" and self.optimizer_name == "adamw_fused":
+        if self.config.graph != "none" and options.get("fused"):
             options["capturable"] = True
         try:
             self.optimizer = self.strategy.make_optimizer(self.wrapped.parameters(), cls, **options)

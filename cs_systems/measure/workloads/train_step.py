@@ -14,6 +14,7 @@ from cs_systems.analysis.comparison.own_code import OwnCodeRow
 from cs_systems.config import Mode, Phase, Precision, RunConfig
 from cs_systems.core import recipes
 from cs_systems.core.checkpoint_plan import segments
+from cs_systems.core.optimizers import USUAL, optimizer
 from cs_systems.core.plugins import is_foreign
 from cs_systems.formulas import cost
 from cs_systems.formulas.communication import Payload, payload, tensor_rank_cost
@@ -31,7 +32,7 @@ from cs_systems.model.parallel import ParallelStrategy
 from cs_systems.model.training import checkpointing, fp8, parts, triton_operators
 from cs_systems.model.training.data import random_batches
 from cs_systems.model.training.losses import loss_function
-from cs_systems.model.training.master_adamw import MOMENTS, MasterAdamW
+from cs_systems.model.training.master_adamw import MasterAdamW
 from cs_systems.model.training.parts import Update
 from cs_systems.model.transformer import BasicTransformerLM
 from cs_systems.record import Ran
@@ -202,7 +203,7 @@ class TrainStep(Training):
             c.computes_in,
             c.checkpoint,
             head_in_loss=self.head_loss is not None,
-            update_bytes=cost.UPDATE_BYTES.get(c.optimizer, cost.plain_update_bytes(c.precision)),
+            update_bytes=cost.bytes_of_update(c.optimizer, c.precision),
         )
         if is_foreign(c.optimizer) and Phase.OPTIMIZER in whole:
             whole[Phase.OPTIMIZER] = replace(whole[Phase.OPTIMIZER], bytes=None)
@@ -234,12 +235,13 @@ class TrainStep(Training):
 
 def _options_unavailable(cell: Cell) -> str | None:
     config = cell.config
-    if config.optimizer in MOMENTS and config.precision is not Precision.BF16_PURE:
+    has_master_weights = optimizer(config.optimizer).has_master_weights
+    if has_master_weights and config.precision is not Precision.BF16_PURE:
         return (
             f"optimizer {config.optimizer} keeps master weights of bf16 parameters; use precision bf16-pure, or "
-            "optimizer adamw_fused"
+            f"optimizer {USUAL}"
         )
-    if config.optimizer in MOMENTS and (reason := triton_operators.unavailable_on_gpu(config, "use adamw_fused")):
+    if has_master_weights and (reason := triton_operators.unavailable_on_gpu(config, f"use {USUAL}")):
         return f"optimizer {config.optimizer}: {reason}"
     if is_foreign(config.loss_function) and (own := [name for name, part in cell.parts.items() if part.head_loss]):
         return f"part {own[0]} computes the loss itself; leave out {own[0]}, or loss_function"

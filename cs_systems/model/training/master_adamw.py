@@ -9,9 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from cs_systems.config import ConfigError
+from cs_systems.core.optimizers import OPTIMIZERS, USUAL
 from cs_systems.model.training.adamw import AdamW
 
-MOMENTS = {"adamw_master": torch.float32, "adamw_bf16_state": torch.bfloat16}
+MOMENTS: dict[str, torch.dtype] = {
+    name: getattr(torch, each.moments) for name, each in OPTIMIZERS.items() if each.moments
+}
 """Name of the optimizer → dtype of its two moments."""
 
 
@@ -53,17 +56,17 @@ class MasterAdamW(AdamW):
             if hasattr(p, "device_mesh"):
                 raise ConfigError(
                     f"{this} requires plain tensors, and a parameter of shape {tuple(p.shape)} is a DTensor, as "
-                    "strategy torch_fsdp2 makes them; use strategy fsdp, or optimizer adamw_fused"
+                    f"strategy torch_fsdp2 makes them; use strategy fsdp, or optimizer {USUAL}"
                 )
             if p.dtype is not torch.bfloat16:
                 raise ConfigError(
                     f"{this} requires bfloat16 parameters, and one of shape {tuple(p.shape)} is {p.dtype}; use "
-                    "precision bf16-pure (model.bfloat16()), or optimizer adamw_fused"
+                    f"precision bf16-pure (model.bfloat16()), or optimizer {USUAL}"
                 )
             if not p.is_contiguous():
                 raise ConfigError(
                     f"{this} requires contiguous parameters, and one of shape {tuple(p.shape)} is not; store "
-                    "its contiguous() copy in the model, or use optimizer adamw_fused"
+                    f"its contiguous() copy in the model, or use optimizer {USUAL}"
                 )
         # The step t, and 1 - beta^t of both betas. A rank may have no parameter of a group.
         device = next((p.device for p in group["params"]), None)

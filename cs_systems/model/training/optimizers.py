@@ -11,6 +11,7 @@ from torch import nn
 
 from cs_systems.config import ConfigError
 from cs_systems.core import plugins
+from cs_systems.core.optimizers import OPTIMIZERS, Form
 from cs_systems.core.validation import shown
 from cs_systems.model.training.adamw import AdamW as AdamW
 from cs_systems.model.training.master_adamw import MOMENTS, MasterAdamW
@@ -35,11 +36,11 @@ def optimizer_class(name: str) -> tuple[Callable[..., torch.optim.Optimizer], di
     """
     if plugins.is_foreign(name):
         return _own(name)
-    if name == "adamw":
-        return AdamW, {}
     if name in MOMENTS:
         return MasterAdamW, {"moments": MOMENTS[name]}
-    return torch.optim.AdamW, {"fused": name == "adamw_fused", "foreach": name == "adamw_foreach"}
+    if (form := OPTIMIZERS[name].form) is Form.EACH:
+        return AdamW, {}
+    return torch.optim.AdamW, {"fused": form is Form.FUSED, "foreach": form is Form.FOREACH}
 
 
 def make_optimizer(name: str, params: Iterable[nn.Parameter], **options: Any) -> torch.optim.Optimizer:
