@@ -21,7 +21,7 @@ FUSED = re.compile(r"fused_?(optimizer|adam|sgd|lamb)|^triton_for_|^adamw_kernel
 # update 4.
 FUSED_PASSES, FOREACH_PASSES = OPTIMIZERS[USUAL].update_bytes(1), 20
 MANY = 100  # kernels of an update; a fused one has a few
-OPTIONS = {"optimizer": (USUAL, "adamw_triton")}
+OPTIONS = {"optimizer": (USUAL,)}
 REMEDY = f"use a fused optimizer (torch.optim.AdamW(…, fused=True); --optimizer {USUAL})"
 
 OF_LOOP = "use one of torch.optim with fused=True, or update all parameters in one call each (torch._foreach_add_ …)"

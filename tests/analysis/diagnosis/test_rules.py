@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,7 +36,7 @@ from cs_systems.analysis.memory.allocations import replay
 from cs_systems.analysis.memory.categories import attribute
 from cs_systems.analysis.memory.tensor_names import tensor_names
 from cs_systems.cli._output import joined
-from cs_systems.config import RunConfig, preset
+from cs_systems.config import FIELDS, RunConfig, preset
 from cs_systems.core import plugins
 from cs_systems.core.caveats import Caveat
 from cs_systems.readers import read as read_trace
@@ -840,3 +841,13 @@ def test_fastest_kernel_replaces_the_attention_of_the_step() -> None:
 def test_part_that_takes_longer_alone_than_the_whole_step_gives_no_expectation() -> None:
     evidence = with_experiments(PLANTED["unfused-attention"][0], experiment("attention", 0.01, baseline_s=2 * STEP_S))
     assert with_part(evidence, "attention") is None
+
+
+def test_options_that_rules_offer_exist() -> None:
+    modules = [importlib.import_module(f"cs_systems.analysis.diagnosis.{name}") for name in plugins.names("diagnosis")]
+    offered = [item for module in modules for item in getattr(module, "OPTIONS", {}).items()]
+    assert offered
+    for field, value in [(field, value) for field, values in offered for value in values]:
+        assert getattr(RunConfig(**{field: value}), field) == value
+        if FIELDS[field].field.plugin == "attention":
+            assert plugins.check("attention", value)
