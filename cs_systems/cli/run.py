@@ -216,11 +216,12 @@ def _with_report(record: RunRecord, nsys: Profiler, out: Path, report: Path) -> 
     if record.status != "ok" or not tracer(record.config["profiler"]).starts_program:
         return record
     from cs_systems.measure.runtime.profiled import prefix, with_profile
+    from cs_systems.readers.nsys import REPORT
     from cs_systems.record import append_record
 
     path = prefix(out, record.run_config, record.repeat)
-    if (written := report.with_suffix(".nsys-rep")).is_file():
-        written.rename(f"{path}.nsys-rep")
+    if (written := report.with_suffix(REPORT)).is_file():
+        written.rename(f"{path}{REPORT}")
     record = with_profile(record, nsys, path, keep=True)
     append_record(out, record)
     return record

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cs_systems.config import ConfigError
-from cs_systems.core.formats import PICKLE, Unpacked, head, refuse_other
+from cs_systems.core.formats import PICKLE, Unpacked, head, refuse_other, suffixes
 from cs_systems.core.validation import shown
 from cs_systems.readers._paths import check_file
 
@@ -50,7 +50,7 @@ def load(path: Path, how: str) -> Any:
     Raises:
         ConfigError: The file is not a usable pickle; the message gives the cause and the remedy.
     """
-    check_file(path, "snapshot", (".pickle",))
+    check_file(path, "snapshot", suffixes("memory"))
     refuse_other(path, "snapshot")
     if not PICKLE.match(head(path)):
         raise ConfigError(f"{path} is not a pickle file, as every memory snapshot of PyTorch is; write one with {how}")

@@ -16,7 +16,8 @@ from cs_systems.core.printable import command_line
 if TYPE_CHECKING:
     from cs_systems.readers.forms.trace import Trace
 
-REPORTS = (".nsys-rep", ".qdrep")  # until 2021.3 nsys wrote .qdrep
+REPORT = ".nsys-rep"
+REPORTS = (REPORT, ".qdrep")  # until 2021.3 nsys wrote .qdrep
 EXPORT = ("nsys", "export", "-t", "sqlite", "--lazy=false", "--force-overwrite=true")
 
 

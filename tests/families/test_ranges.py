@@ -14,6 +14,7 @@ from cs_systems.analysis.attribution import module_tables
 from cs_systems.analysis.attribution.tables import layers, parts, phases
 from cs_systems.analysis.attribution.timeline import results
 from cs_systems.config import Phase
+from cs_systems.core import plugins
 from cs_systems.core.range_names import UNATTRIBUTED
 from cs_systems.instrument.hooks import annotated
 from cs_systems.instrument.structure import named_modules
@@ -96,6 +97,12 @@ def test_tree_sums_the_blocks_of_a_list(made: Made, tmp_path: Path) -> None:
         assert tree[star]["modules"] == count
         whole = [row for row in blocks if row["path"].removeprefix(stack).strip(".").isdigit()]
         assert tree[star]["time_s"] == pytest.approx(sum(row["time_s"] for row in whole))
+
+
+@pytest.mark.parametrize("suffix", plugins.get("readers", "nsys").suffixes)
+def test_modules_lie_beside_a_report_with_any_suffix_of_nsys(suffix: str, tmp_path: Path) -> None:
+    assert modules_file(tmp_path / f"a{suffix}") == tmp_path / "a.modules.json"
+    assert modules_file(tmp_path / "a.nsys-rep.sqlite") == tmp_path / "a.modules.json"
 
 
 def test_a_table_of_modules_from_outside_is_checked(tmp_path: Path) -> None:

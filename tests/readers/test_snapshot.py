@@ -135,7 +135,11 @@ def test_invalid_snapshot_is_refused_with_remedy(data: bytes, message: str, tmp_
 def test_missing_file_and_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist; give a snapshot file"):
         read(tmp_path / "missing.pickle")
-    with pytest.raises(ConfigError, match="is a folder"):
+    with pytest.raises(ConfigError, match=r"is a folder; give a snapshot file$"):
+        read(tmp_path)
+    for name in ("a.pickle.gz", "b.pkl", "c.txt"):
+        (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match=r"is a folder; give one of\n  \S+/a\.pickle\.gz\n  \S+/b\.pkl$"):
         read(tmp_path)
     with pytest.raises(ConfigError, match="/dev/null is not a plain file; give a snapshot file"):
         read(Path("/dev/null"))

@@ -24,7 +24,7 @@ from cs_systems.core.diagnostic import Diagnostic, diagnostic
 from cs_systems.measure.profilers import ProfileLost, Unavailable
 from cs_systems.readers._nsys import PUSH_POP
 from cs_systems.readers.forms.modules import modules_file
-from cs_systems.readers.nsys import EXPORT
+from cs_systems.readers.nsys import EXPORT, REPORT
 
 if TYPE_CHECKING:
     from cs_systems.machine.device import Device
@@ -170,7 +170,7 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
 
 def export(out: Path) -> tuple[Path, Path]:
     """Export the report to SQLite and return (the report, its export). Raises ProfileLost."""
-    report, database = Path(f"{out}.nsys-rep"), Path(f"{out}.sqlite")
+    report, database = Path(f"{out}{REPORT}"), Path(f"{out}.sqlite")
     if not report.is_file():
         raise ProfileLost("nsys left no report; read its messages in worker.log, next to the records")
     done = subprocess.run([*EXPORT, "-o", database, report], capture_output=True, text=True)

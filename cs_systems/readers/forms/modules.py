@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cs_systems.core import plugins
 from cs_systems.core.range_names import meaning, refined
 from cs_systems.record import Row
 
@@ -85,7 +86,10 @@ def unpacked(text: Any) -> Modules | None:
 
 def modules_file(path: Path) -> Path:
     """Return the path of the file that holds the modules of an nsys trace."""
-    return path.with_name(f"{path.name.removesuffix('.sqlite').removesuffix('.nsys-rep')}.modules.json")
+    name: str = path.name
+    for suffix in plugins.get("readers", "nsys").suffixes:
+        name = name.removesuffix(suffix)
+    return path.with_name(f"{name}.modules.json")
 
 
 def read_beside(path: Path) -> Modules | None:
