@@ -106,7 +106,8 @@ class Column:
     width of the other columns on a terminal; texts longer than the remaining width are shortened. own_unit: whether
     each cell has its own unit. form: the format of a number, for `format()`; "" for three digits in the best unit, or
     all digits of a whole number, with separated thousands if it is a count. drop: 0 if every terminal shows it; of the
-    others, a narrow terminal drops the lowest first. signed: whether a number may be negative.
+    others, a narrow terminal drops the lowest first. signed: whether a number may be negative. meaning: its description
+    in a schema, where no note is needed below a table.
     """
 
     heading: str = ""
@@ -116,6 +117,7 @@ class Column:
     form: str = ""
     drop: int = 0
     signed: bool = False
+    meaning: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,6 +161,10 @@ class Table(Generic[R]):
     def first(self, tables: Tables) -> R | None:
         """Return the first row of this table in a record, None if it has none."""
         return next(iter(self.of(tables)), None)
+
+    def first_or_empty(self, tables: Tables) -> R:
+        """Return the first row of this table in a record, an empty one if it has none: read it with `get`."""
+        return self.first(tables) or cast("R", {})
 
     @cached_property
     def kinds(self) -> dict[str, tuple[type, ...]]:

@@ -1,31 +1,58 @@
 """Collectives in reports: columns of the frame, fits over message sizes, and set-up times."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, NamedTuple, TypedDict
+from typing import Annotated, NamedTuple, TypedDict
 
 from cs_systems.core.collectives import BUS_FACTORS, algbw, busbw
-from cs_systems.core.tables import Column, first_row, table
-from cs_systems.formulas.communication import SetupRow
+from cs_systems.core.tables import Column, table
+from cs_systems.formulas.communication import LINK, SETUP, SetupRow
 from cs_systems.formulas.latency_bandwidth import Fit, fit
-from cs_systems.record import RunRecord
+from cs_systems.record import RAN, RunRecord
+from cs_systems.report.series import CellColumn
 
 TRANSFER = "transfer"
-SET_UP = ("start_s", "init_process_group_s", "new_group_s", "first_call_s")
-# columns of a collective's cell in the frame besides its fields, with pandas types; `call_s` is on the straggler
-CELL_COLUMNS = {
-    "backend": "object",
-    "link_bytes_per_s": "float64",
-    "link_source": "object",
-    **dict.fromkeys(SET_UP, "float64"),
+# columns of the table of cells that have a note of their own for one phase
+OF_PHASE = {
+    "skew.median_s": CellColumn(note="skew: longest time that a rank waited for the others before the calls"),
 }
-STEP_COLUMNS = {
-    "call_s": "float64",
-    "algbw_bytes_per_s": "float64",
-    "busbw_bytes_per_s": "float64",
-    "link_share": "float64",
-}
+
+
+class CellColumns(TypedDict):
+    """Columns of a collective's cell in the table of cells, besides its fields."""
+
+    backend: str | None
+    link_bytes_per_s: float | None
+    link_source: str | None
+    start_s: float | None
+    init_process_group_s: float | None
+    new_group_s: float | None
+    first_call_s: float | None
+
+
+class StepColumns(TypedDict):
+    """Columns of a collective's step in the table of cells."""
+
+    call_s: Annotated[
+        float,
+        Column("per call", "per call: median time of one call on the slowest rank, after all ranks are ready"),
+    ]
+    algbw_bytes_per_s: Annotated[
+        float | None,
+        Column(
+            "algbw",
+            "algbw: message size / time; busbw: algbw × 2(n−1)/n for all_reduce, × 1 for broadcast, × (n−1)/n for the "
+            "others",
+        ),
+    ]
+    busbw_bytes_per_s: Annotated[float | None, Column("busbw")]
+    link_share: Annotated[
+        float | None,
+        CellColumn(
+            "of the link",
+            "of the link: busbw as a share of the peak bandwidth of a GPU's links in one direction",
+            peak=("link_bytes_per_s", "link_source"),
+        ),
+    ]
 
 
 class Line(NamedTuple):
@@ -63,31 +90,32 @@ class LineSetupRow(LineColumns, SetupRow):
     call_s: Annotated[float | None, Column("per call")]
 
 
-def cell(record: RunRecord) -> dict[str, Any]:
-    """Return the CELL_COLUMNS of a record; empty unless it ran a collective."""
-    shape = record.config.get("collective")
-    if not shape:
-        return {}
-    ran, link, setup = (first_row(record.results, name) for name in ("ran", "link", "setup"))
+def cell(record: RunRecord) -> CellColumns | None:
+    """Return the columns of a collective's cell; None if the record is of another workload."""
+    if not record.config.get("collective"):
+        return None
+    link, setup = LINK.first_or_empty(record.results), SETUP.first_or_empty(record.results)
     return {
-        **shape,
-        "backend": ran.get("backend"),
+        "backend": RAN.first_or_empty(record.results).get("backend"),
         "link_bytes_per_s": link.get("peak_bytes_per_s"),
         "link_source": link.get("source"),
-        **{name: setup.get(name) for name in SET_UP},
+        "start_s": setup.get("start_s"),
+        "init_process_group_s": setup.get("init_process_group_s"),
+        "new_group_s": setup.get("new_group_s"),
+        "first_call_s": setup.get("first_call_s"),
     }
 
 
-def step(record: RunRecord) -> dict[str, Any]:
-    """Return the STEP_COLUMNS of a record; empty unless it ran and measured a collective."""
-    shape, seconds = record.config.get("collective"), call_s(record)
-    if not shape or not seconds:
-        return {}
-    bus = busbw(shape["collective"], shape["size_bytes"], world_size(record), seconds)
-    link = cell(record)["link_bytes_per_s"]
+def step(record: RunRecord) -> StepColumns | None:
+    """Return the columns of a collective's step; None if the record has not measured a collective."""
+    found, seconds = cell(record), call_s(record)
+    if not found or not seconds:
+        return None
+    bus = busbw(record.config["collective"]["collective"], size_bytes(record), world_size(record), seconds)
+    link = found["link_bytes_per_s"]
     return {
         "call_s": seconds,
-        "algbw_bytes_per_s": algbw(shape["size_bytes"], seconds) if bus else None,
+        "algbw_bytes_per_s": algbw(size_bytes(record), seconds) if bus else None,
         "busbw_bytes_per_s": bus,
         "link_share": bus / link if bus and link else None,
     }
@@ -105,6 +133,10 @@ def world_size(record: RunRecord) -> int:
     return int(record.config.get("world_size", 1))
 
 
+def size_bytes(record: RunRecord) -> int:
+    return int(record.config["collective"]["size_bytes"])
+
+
 def lines(records: Iterable[RunRecord]) -> dict[Line, list[RunRecord]]:
     """Return the measured clean records of each line, sorted by size."""
     found: dict[Line, list[RunRecord]] = {}
@@ -112,14 +144,14 @@ def lines(records: Iterable[RunRecord]) -> dict[Line, list[RunRecord]]:
         if call_s(record) and not record.is_profiled:
             shape = record.config["collective"]
             found.setdefault(Line(shape["collective"], shape["dtype"], world_size(record)), []).append(record)
-    return {line: sorted(of, key=_size) for line, of in found.items()}
+    return {line: sorted(of, key=size_bytes) for line, of in found.items()}
 
 
 def fitted(records: Sequence[RunRecord]) -> Fit | None:
     """Fit t(n) = α + n/β to the calls of one line; None for fewer than 3 sizes, or one rank, which sends nothing."""
     if world_size(records[0]) == 1:
         return None
-    return fit([_size(record) for record in records], [call_s(record) or 0.0 for record in records])
+    return fit([size_bytes(record) for record in records], [call_s(record) or 0.0 for record in records])
 
 
 @table(
@@ -170,13 +202,14 @@ def setups(records: Iterable[RunRecord]) -> list[LineSetupRow]:
     """Return one row per line with its set-up times."""
     rows: list[LineSetupRow] = []
     for line, found in lines(records).items():
-        first = cell(found[0])
+        if (first := cell(found[0])) is None:
+            continue
         rows.append(
             {
                 "collective": line.collective,
                 "dtype": line.dtype,
                 "world_size": line.world_size,
-                "size_bytes": first["size_bytes"],
+                "size_bytes": size_bytes(found[0]),
                 "start_s": first["start_s"],
                 "init_process_group_s": first["init_process_group_s"],
                 "new_group_s": first["new_group_s"],
@@ -185,7 +218,3 @@ def setups(records: Iterable[RunRecord]) -> list[LineSetupRow]:
             }
         )
     return rows
-
-
-def _size(record: RunRecord) -> int:
-    return int(record.config["collective"]["size_bytes"])

@@ -11,7 +11,8 @@ from cs_systems.config import RunConfig, describe
 from cs_systems.core.printable import visible
 from cs_systems.core.units import counted
 from cs_systems.record import Row, RunRecord
-from cs_systems.report.tables import layout, records
+from cs_systems.report.tables import records
+from cs_systems.report.tables.columns import title
 from cs_systems.report.tables.formats import terminal
 from cs_systems.report.tables.rows import plain_table
 from cs_systems.report.tables.table import Table
@@ -57,7 +58,7 @@ def _table_of_cells(cells: Sequence[RunConfig]) -> Table:
     common = describe(cells[0], silent) if apart else ""
     notes = [f"and {len(cells) - MOST_CELLS} more cells"] if len(cells) > MOST_CELLS else []
     caption = "; constant: ".join(filter(None, [counted(len(cells), "cell"), common]))
-    return plain_table(lines, caption, notes, {name: layout.title(name) for name in apart})
+    return plain_table(lines, caption, notes, {name: title(name) for name in apart})
 
 
 def _fields(cell: RunConfig) -> Row:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from cs_systems.config import ConfigError
 from cs_systems.core.units import counted
 from cs_systems.record import DONE, OR_AGAIN, RunRecord, as_records, of_line, records_path
-from cs_systems.report.frame_cells import CELL_COLUMNS, cell_row, clear_unused_fields
+from cs_systems.report.frame_cells import CELL_COLUMNS, Cell, clear_unused_fields
 from cs_systems.report.frame_phases import PHASE_COLUMNS, STEP, phase_rows
 from cs_systems.report.series import typed
 
@@ -75,21 +75,22 @@ def frame(records: RunRecord | Iterable[RunRecord]) -> pd.DataFrame:
     """
     import pandas as pd
 
-    cells: list[dict[str, Any]] = []
+    cells: list[Cell] = []
     rows: list[tuple[Any, ...]] = []
     owners: list[int] = []
     records = as_records(records)
     for index, record in enumerate(records):
         with _naming(index, record):
-            cells.append(cell_row(index, record))
+            cells.append(Cell(index, record))
     clear_unused_fields(cells)
     for index, (record, cell) in enumerate(zip(records, cells, strict=True)):
         with _naming(index, record):
-            peak = cell["ceiling_flops_per_s"]
+            peak = cell.results["ceiling_flops_per_s"]
             measured = [tuple(map(row.get, PHASE_COLUMNS)) for row in phase_rows(record, peak)]
         rows += measured
         owners += [index] * len(measured)
-    identity = typed({name: [c.get(name) for c in cells] for name in CELL_COLUMNS}, CELL_COLUMNS, records)
+    of_cells = [cell.row() for cell in cells]
+    identity = typed({name: [c.get(name) for c in of_cells] for name in CELL_COLUMNS}, CELL_COLUMNS, records)
     columns = zip(*rows, strict=True) if rows else ([] for _ in PHASE_COLUMNS)
     phases = typed(
         dict(zip(PHASE_COLUMNS, map(list, columns), strict=True)), PHASE_COLUMNS, [records[n] for n in owners]

@@ -1,19 +1,18 @@
 """Columns of a record in the frame: its configuration, its environment, and the results of the whole cell."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from cs_systems.config import LEAVES, ModelConfig
 from cs_systems.core.fields import Declared, Subject
-from cs_systems.core.tables import first_row
-from cs_systems.record import NO_TIMING, RunRecord
+from cs_systems.core.tables import Column
+from cs_systems.formulas.memory.tables import MEMORY
+from cs_systems.formulas.peaks import CEILING
+from cs_systems.record import NO_TIMING, RAN, RunRecord
 from cs_systems.report import collectives, origins
-from cs_systems.report.series import FLAG, INTEGER, REAL, TEXT
+from cs_systems.report.series import FLAG, INTEGER, REAL, TEXT, CellColumn, cell_columns, kind_of
 
-_KINDS = {int: INTEGER, float: REAL, bool: FLAG}
 _FITTING: dict[str, type | tuple[type, ...]] = {TEXT: str, INTEGER: int, REAL: (int, float), FLAG: bool}
 SIZE = "size"  # name of the column for the model's name, with the fields that differ from the preset
 
@@ -31,91 +30,134 @@ LIKE = {
     path: ".".join([*path.split(".")[:-1], each.field.like]) for path, each in LEAVES.items() if each.field.like
 }  # path of a field → path of the field whose value it takes when it is None
 FIELD_COLUMNS = _ordered()
-_FIELD_KINDS = {name: _KINDS.get(each.kind, TEXT) for name, each in FIELD_COLUMNS.items()}
+_OF_FIELDS = {
+    name: CellColumn(each.field.heading, meaning=each.field.meaning, kind=kind_of(each.kind))
+    for name, each in FIELD_COLUMNS.items()
+}
 # Fields that describe a step, not its measurement; workloads from outside the package may ignore them.
 _STEP_FIELDS = {
-    name: _FIELD_KINDS[name] for name, each in FIELD_COLUMNS.items() if Subject.OWN in each.subjects and not each.always
-}
-_RAN = ("attention_version", "tokens", "executed_d_head", "block_q", "block_k", "resident", "before_backward_bytes")
-# Columns of a record, equal in each of its rows; `record` is its position among the given records.
-CELL_COLUMNS: dict[str, str] = {
-    "record": INTEGER,
-    "key": TEXT,
-    "repeat": INTEGER,
-    **_FIELD_KINDS,
-    "status": TEXT,
-    "reason": TEXT,
-    "warnings": TEXT,
-    "device_name": TEXT,
-    "torch": TEXT,
-    "code_version": TEXT,
-    "date": TEXT,
-    "command": TEXT,
-    "host": TEXT,
-    "attention_version": TEXT,
-    "ran_optimizer": TEXT,
-    "executed_d_head": INTEGER,
-    "block_q": INTEGER,
-    "block_k": INTEGER,
-    "resident": FLAG,
-    "tokens": INTEGER,
-    "held": FLAG,
-    "setup_s": REAL,
-    "compile_s": REAL,
-    "before_backward_bytes": INTEGER,
-    "peak_allocated_bytes": INTEGER,
-    "peak_reserved_bytes": INTEGER,
-    "predicted_peak_bytes": INTEGER,
-    "ceiling_flops_per_s": REAL,
-    "ceiling_source": TEXT,
-    **collectives.CELL_COLUMNS,
+    name: _OF_FIELDS[name].kind
+    for name, each in FIELD_COLUMNS.items()
+    if Subject.OWN in each.subjects and not each.always
 }
 
 
-def cell_row(index: int, record: RunRecord) -> dict[str, Any]:
-    """Return the CELL_COLUMNS of one record; fields that its workload does not use stay null."""
-    config, results, environment, measurement = record.config, record.results, record.environment, record.measurement
-    origin = record.origin
-    ran, memory, ceiling = (first_row(results, table) for table in ("ran", "memory", "ceiling"))
-    cell: dict[str, Any] = {
-        "record": index,
-        "key": record.key,
-        "repeat": record.repeat,
-        **_configured(config),
+class Identity(TypedDict):
+    """First columns of a record."""
+
+    record: int  # its position among the given records
+    key: str
+    repeat: int
+
+
+class CellResults(TypedDict):
+    """Columns of a record after those of its fields: its environment, and the results of the whole cell."""
+
+    status: Annotated[str, Column(meaning="ok, oom, unavailable, timeout, killed or error")]
+    reason: Annotated[str | None, Column(meaning="why there is no number")]
+    warnings: Annotated[str | None, Column(meaning="caveats of the cell")]
+    device_name: Annotated[str | None, Column("device")]
+    torch: str | None
+    code_version: Annotated[str | None, Column("code")]
+    date: str | None
+    command: str | None
+    host: str | None
+    attention_version: str | None
+    ran_optimizer: Annotated[str | None, Column("optimizer")]
+    executed_d_head: Annotated[int | None, Column("padded d_head")]
+    block_q: int | None
+    block_k: int | None
+    resident: bool | None
+    tokens: int | None
+    held: bool | None
+    setup_s: float | None
+    compile_s: float | None
+    before_backward_bytes: Annotated[
+        int | None,
+        CellColumn(
+            "before bwd",
+            "before bwd: memory of a call before backward: inputs, output, its gradient, and what forward keeps",
+            command="attention",
+        ),
+    ]
+    peak_allocated_bytes: Annotated[
+        int | None, CellColumn("peak", meaning="peak of the allocated memory", command="memory")
+    ]
+    peak_reserved_bytes: Annotated[
+        int | None, CellColumn("reserved", meaning="peak of the memory reserved by the allocator", command="memory")
+    ]
+    predicted_peak_bytes: Annotated[int | None, Column("predicted", meaning="predicted peak of the allocated memory")]
+    ceiling_flops_per_s: Annotated[float | None, Column("ceiling")]
+    ceiling_source: str | None
+
+
+# Columns of a record, equal in each of its rows.
+CELL_COLUMNS = {
+    **cell_columns(Identity),
+    **_OF_FIELDS,
+    **cell_columns(CellResults, collectives.CellColumns),
+}
+
+
+class Cell:
+    """Columns of one record; fields that its workload does not use are absent or null.
+
+    is_foreign: whether its workload may ignore fields; then, `reported` are the fields that the workload reports,
+    `uses` the columns of those that it used, None if it did not run, and `ceiling_precision` is the ceiling's.
+    """
+
+    def __init__(self, index: int, record: RunRecord) -> None:
+        self.identity: Identity = {"record": index, "key": record.key, "repeat": record.repeat}
+        self.fields = _configured(record.config)
+        self.results = _results(record)
+        self.collective = collectives.cell(record)
+        self.is_foreign = Subject.of(record.config["workload"]) in (Subject.OWN, Subject.LOOP)
+        if self.is_foreign:  # the workload's own report takes precedence over the configuration
+            ran = RAN.first_or_empty(record.results)
+            fitting = {name: _FITTING[kind] for name, kind in _STEP_FIELDS.items()}
+            self.reported = {n: v for n, v in ran.items() if n in fitting and isinstance(v, fitting[n])}
+            self.fields |= self.reported
+            uses = ran.get("uses")
+            self.uses = None if uses is None else _columns(uses)
+            self.ceiling_precision = CEILING.first_or_empty(record.results).get("precision")
+
+    def row(self) -> dict[str, Any]:
+        """Return the CELL_COLUMNS of the record."""
+        return {**self.identity, **self.fields, **self.results, **(self.collective or {})}
+
+
+def _results(record: RunRecord) -> CellResults:
+    results, environment, measurement, origin = record.results, record.environment, record.measurement, record.origin
+    ran, memory, ceiling = RAN.first_or_empty(results), MEMORY.first_or_empty(results), CEILING.first_or_empty(results)
+    allocated = measurement.peak_allocated_bytes if measurement else None
+    reserved = measurement.peak_reserved_bytes if measurement else None
+    return {
         "status": record.status,
         "reason": record.reason or _left_out(record),
         "warnings": "; ".join(dict.fromkeys(w.code for w in record.warnings)) or None,
-        "device_name": environment and environment.device_name,
-        "torch": environment and environment.torch,
-        "code_version": environment and environment.code_version,
-        "date": origin and origins.date(origin),
-        "command": origin and origin.command,
-        "host": origin and origin.host,
-        **{name: ran.get(name) for name in _RAN},
+        "device_name": environment.device_name if environment else None,
+        "torch": environment.torch if environment else None,
+        "code_version": environment.code_version if environment else None,
+        "date": origins.date(origin) if origin else None,
+        "command": origin.command if origin else None,
+        "host": origin.host if origin else None,
+        "attention_version": ran.get("attention_version"),
         "ran_optimizer": ran.get("optimizer"),
+        "executed_d_head": ran.get("executed_d_head"),
+        "block_q": ran.get("block_q"),
+        "block_k": ran.get("block_k"),
+        "resident": ran.get("resident"),
+        "tokens": ran.get("tokens"),
+        "held": all(s.held_s is not None for s in measurement.timed) if measurement else None,
+        "setup_s": measurement.setup_s if measurement else None,
+        "compile_s": _total(s.compile_s for s in measurement.samples) if measurement else None,
+        "before_backward_bytes": ran.get("before_backward_bytes"),
+        "peak_allocated_bytes": memory.get("peak_allocated_bytes") if allocated is None else allocated,
+        "peak_reserved_bytes": memory.get("peak_reserved_bytes") if reserved is None else reserved,
         "predicted_peak_bytes": memory.get("predicted_peak_bytes"),
-        "peak_allocated_bytes": memory.get("peak_allocated_bytes"),
-        "peak_reserved_bytes": memory.get("peak_reserved_bytes"),
         "ceiling_flops_per_s": ceiling.get("peak_flops_per_s"),
         "ceiling_source": ceiling.get("source"),
-        "ceiling_precision": ceiling.get("precision"),
-        **collectives.cell(record),
     }
-    if Subject.of(config["workload"]) in _UNKNOWN:  # the workload's own report takes precedence over the configuration
-        fitting = {name: _FITTING[kind] for name, kind in _STEP_FIELDS.items()}
-        cell["reported"] = {n: v for n, v in ran.items() if n in fitting and isinstance(v, fitting[n])}
-        uses = ran.get("uses")  # None for a cell that did not run
-        cell |= {
-            **cell["reported"],
-            "uses": None if uses is None else _columns(uses),
-        }
-    if measurement:
-        cell["held"] = all(s.held_s is not None for s in measurement.timed)
-        cell["setup_s"] = measurement.setup_s
-        cell["compile_s"] = _total(s.compile_s for s in measurement.samples)
-        for name in ("peak_allocated_bytes", "peak_reserved_bytes"):
-            cell[name] = _first_known(getattr(measurement, name), cell[name])
-    return cell
 
 
 def _left_out(record: RunRecord) -> str | None:
@@ -123,22 +165,22 @@ def _left_out(record: RunRecord) -> str | None:
     return next((f"{w.message}; {w.remedy}" for w in record.warnings if w.code in NO_TIMING), None)
 
 
-def clear_unused_fields(cells: Sequence[dict[str, Any]]) -> None:
+def clear_unused_fields(cells: Sequence[Cell]) -> None:
     """Set to null the fields that a workload from outside the package is not known to use.
 
     A field is known to be used if the workload reports it, or if it applied or was read. For a cell that did not run,
     the fields of the workload's other cells count.
     """
-    foreign = [cell for cell in cells if Subject.of(cell["workload"]) in _UNKNOWN]
+    foreign = [cell for cell in cells if cell.is_foreign]
     used: dict[str, frozenset[str]] = {}
     for cell in foreign:
-        if cell["uses"] is not None:
-            used[cell["workload"]] = used.get(cell["workload"], frozenset()) | cell["uses"]
+        if cell.uses is not None:
+            used[cell.fields["workload"]] = used.get(cell.fields["workload"], frozenset()) | cell.uses
     for cell in foreign:
-        uses = used.get(cell["workload"], frozenset()) if cell["uses"] is None else cell["uses"]
-        cell |= dict.fromkeys(_STEP_FIELDS.keys() - cell["reported"].keys() - uses)
-        if cell["precision"] != cell["ceiling_precision"]:
-            cell["ceiling_flops_per_s"] = cell["ceiling_source"] = None
+        uses = used.get(cell.fields["workload"], frozenset()) if cell.uses is None else cell.uses
+        cell.fields |= dict.fromkeys(_STEP_FIELDS.keys() - cell.reported.keys() - uses)
+        if cell.fields["precision"] != cell.ceiling_precision:
+            cell.results["ceiling_flops_per_s"] = cell.results["ceiling_source"] = None
 
 
 def _columns(uses: str) -> frozenset[str]:
@@ -154,7 +196,6 @@ def _columns(uses: str) -> frozenset[str]:
     return frozenset(names)
 
 
-_UNKNOWN = (Subject.OWN, Subject.LOOP)
 _MODEL = tuple(path for path, each in LEAVES.items() if each.field.short)  # fields that are part of the name of a size
 
 
@@ -188,7 +229,3 @@ def _label(model: tuple[tuple[str, Any], ...]) -> str:
 def _total(values: Iterable[float | None]) -> float | None:
     known = [v for v in values if v is not None]
     return sum(known) if known else None
-
-
-def _first_known(*values: Any) -> Any:
-    return next((v for v in values if v is not None), None)

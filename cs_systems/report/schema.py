@@ -15,10 +15,8 @@ from cs_systems.core.fields import declared
 from cs_systems.core.tables import Table, heading
 from cs_systems.record import SCHEMA_VERSION as RECORD_VERSION
 from cs_systems.record import Measurement, RunRecord, Sample
-from cs_systems.report.frame import CELL_COLUMNS, PHASE_COLUMNS
-from cs_systems.report.frame_cells import FIELD_COLUMNS
 from cs_systems.report.series import FLAG, INTEGER, REAL, TEXT
-from cs_systems.report.tables import layout
+from cs_systems.report.tables.columns import COLUMNS, title
 from cs_systems.report.tables.document import CELLS, SCHEMA_VERSION
 
 Schema = dict[str, Any]
@@ -150,11 +148,11 @@ def rows(table: Table[Any]) -> Schema:
 
 def cells() -> Schema:
     """Return the schema of a row of a table of records; a column of another phase is named `backward.median_s`."""
-    properties = {}
-    for name, kind in {**CELL_COLUMNS, **PHASE_COLUMNS, "note": TEXT}.items():
-        each = FIELD_COLUMNS.get(name)
-        meaning = each.field.meaning if each else layout.LEGENDS.get(name) or layout.MEANINGS.get(name, "")
-        properties[name] = _property([_OF_FRAME[kind], "null"], layout.title(name), meaning, name)
+    properties = {
+        name: _property([_OF_FRAME[one.kind], "null"], title(name), one.note or one.meaning, name)
+        for name, one in COLUMNS.items()
+        if name != "range_s"  # a document has both of its ends
+    }
     of_phase = {
         "type": ["number", "null"],
         "title": "median time of the phase",
@@ -180,11 +178,12 @@ def unit(column: str) -> str | None:
 
 
 def _column(table: Table[Any], name: str, kinds: tuple[Any, ...]) -> Schema:
-    title = table.headings.get(name) or table.columns[name].heading or heading(name)
+    column = table.columns[name]
+    shown = table.headings.get(name) or column.heading or heading(name)
     types = _type(kinds)
     if "number" in types and "null" not in types:
         types.append("null")  # JSON has no NaN or infinity
-    return _property(types, title, table.columns[name].note, name)
+    return _property(types, shown, column.note or column.meaning, name)
 
 
 def _property(kind: list[str], title: str, description: str, name: str) -> Schema:

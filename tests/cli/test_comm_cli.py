@@ -14,6 +14,7 @@ from cs_systems.cli._options import Steps
 from cs_systems.cli.comm import CommCells, parse_sizes
 from cs_systems.config import RunConfig
 from cs_systems.core.collectives import COLLECTIVES, CollectiveShape
+from cs_systems.formulas.communication import SETUP
 from cs_systems.record import RunRecord, read_records
 from cs_systems.report import collectives, frame
 
@@ -131,7 +132,7 @@ def test_record_separates_set_up_skew_and_transfer(ran: Ran) -> None:
         if record.measurement is None:
             continue
         assert record.measurement.phase_names() == ("skew", "transfer")
-        assert set(record.results["setup"][0]) == set(collectives.SET_UP)
+        assert set(record.results["setup"][0]) == set(SETUP.columns)
         assert all(value > 0 for value in record.results["setup"][0].values())
         ranks = {(row["rank"], row["phase"]) for row in record.results["ranks"]}
         assert {(rank, phase) for rank in (0, 1) for phase in ("skew", "transfer")} <= ranks

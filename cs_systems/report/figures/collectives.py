@@ -30,7 +30,7 @@ def calls(records: Sequence[RunRecord]) -> Figure:
     unit = units.best_unit(units.SCALES["_s"], seconds)
     rate_unit = units.best_unit(units.SCALES["_bytes_per_s"], [b for of in found.values() for b in _busbw(of) if b])
     for (line, of), color, marker in zip(found.items(), COLORS, MARKERS, strict=False):
-        sizes = [collectives.cell(r)["size_bytes"] for r in of]
+        sizes = [collectives.size_bytes(r) for r in of]
         look = {"color": color, "marker": marker, "markersize": 4, "label": names[line]}
         times.plot(sizes, [(collectives.call_s(r) or 0.0) / unit.factor for r in of], **look)
         if through := collectives.fitted(of):
@@ -38,7 +38,7 @@ def calls(records: Sequence[RunRecord]) -> Figure:
         if any(_busbw(of)):
             rates.plot(sizes, [(b or 0.0) / rate_unit.factor for b in _busbw(of)], **look)
     for axes, label in ((times, f"{unit.label} per call (dotted: fit α + n/β)"), (rates, f"busbw, {rate_unit.label}")):
-        _log_log(axes, sorted({collectives.cell(r)["size_bytes"] for of in found.values() for r in of}))
+        _log_log(axes, sorted({collectives.size_bytes(r) for of in found.values() for r in of}))
         axes.set_ylabel(label)
     _ceilings(rates, records, rate_unit)
     if hidden := len(found) - MOST_CURVES:
@@ -47,7 +47,8 @@ def calls(records: Sequence[RunRecord]) -> Figure:
 
 
 def _busbw(records: Sequence[RunRecord]) -> list[float | None]:
-    return [collectives.step(record).get("busbw_bytes_per_s") for record in records]
+    steps = map(collectives.step, records)
+    return [step["busbw_bytes_per_s"] if step else None for step in steps]
 
 
 def _names(lines: Sequence[collectives.Line]) -> dict[collectives.Line, str]:
@@ -62,8 +63,8 @@ def _names(lines: Sequence[collectives.Line]) -> dict[collectives.Line, str]:
 
 
 def _ceilings(axes: Axes, records: Sequence[RunRecord], unit: units.Unit) -> None:
-    cells = [collectives.cell(record) for record in records]
-    known = dict.fromkeys((c["link_bytes_per_s"], c["link_source"]) for c in cells if c.get("link_bytes_per_s"))
+    cells = map(collectives.cell, records)
+    known = dict.fromkeys((c["link_bytes_per_s"], c["link_source"]) for c in cells if c and c["link_bytes_per_s"])
     for peak, source in known:
         axes.axhline(peak / unit.factor, color=INK, linewidth=1.2, linestyle="--")
         label = "\n".join([f"{units.significant(peak / unit.factor)} {unit.label}", *str(source).split(": ")])

@@ -9,7 +9,7 @@ from cs_systems.core.printable import plain
 from cs_systems.core.units import counted
 from cs_systems.report.frame import CLEAN
 from cs_systems.report.frame_cells import FIELD_COLUMNS, LIKE
-from cs_systems.report.tables import layout
+from cs_systems.report.tables.columns import title
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,7 +62,7 @@ def _label(name: Any, value: Any) -> str:
     if name == "causal":
         return "causal" if value else "full"
     shown = plain(str(value))
-    return f"{layout.title(name)} {shown}" if name in NAMED_NUMBERS else shown
+    return f"{title(name)} {shown}" if name in NAMED_NUMBERS else shown
 
 
 def subject(data: pd.DataFrame) -> str:

@@ -19,7 +19,7 @@ from cs_systems.report.figures.drawing import (
 )
 from cs_systems.report.figures.labels import LENGTHS, SIZES, labels
 from cs_systems.report.frame import STEP
-from cs_systems.report.tables import layout
+from cs_systems.report.tables.columns import title
 from cs_systems.report.tables.records import in_order, varying
 
 if TYPE_CHECKING:
@@ -149,11 +149,11 @@ def _apart(rows: pd.DataFrame, along: str, names: Sequence[str]) -> tuple[list[s
 
 def _axis_title(along: str, with_it: Sequence[str]) -> str:
     """Return the axis title with the columns that change along it, except aliases and derived ones."""
-    title = {"seq": "sequence length", "seq_len": "sequence length"}.get(along, layout.title(along))
+    own = {"seq": "sequence length", "seq_len": "sequence length"}.get(along, title(along))
     shown = (*LENGTHS, "context_length") if along == "size" else LENGTHS
-    others = [layout.title(name) for name in with_it if name in shown]
+    others = [title(name) for name in with_it if name in shown]
     verb = "varies" if len(others) == 1 else "vary"
-    return f"{title} ({' and '.join(others)} {verb} too)" if others else title
+    return f"{own} ({' and '.join(others)} {verb} too)" if others else own
 
 
 def _log_log(axes: Axes, title: str, places: Mapping[Any, float], panels: int) -> None:

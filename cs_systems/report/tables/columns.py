@@ -8,26 +8,36 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from cs_systems.config import CONFIGURED, ConfigError, Phase, one_of
-from cs_systems.core import units
+from cs_systems.core import tables, units
 from cs_systems.core.collectives import readable_bytes
 from cs_systems.core.printable import plain
 from cs_systems.core.validation import did_you_mean
+from cs_systems.report.collectives import OF_PHASE
 from cs_systems.report.frame import CELL_COLUMNS, PHASE_COLUMNS
 from cs_systems.report.frame_cells import FIELD_COLUMNS
-from cs_systems.report.tables import layout
+from cs_systems.report.series import cell_columns
 
 if TYPE_CHECKING:
     import pandas as pd
 
 UNKNOWN = "–"
 SHORT = {"forward": "fwd", "backward": "bwd", "synchronize": "sync", "optimizer": "opt"}  # headings of phases
-NAMES = (*CELL_COLUMNS, *PHASE_COLUMNS, "range_s", "note")
 # a column leaves the shared unit if its median in that unit is below this
 SWITCH_BELOW = 1 / 50
 LEAST_SHOWN = 1 / 100  # in the shared unit: a column with a smaller value has a unit in each cell
+
+
+class Added(TypedDict):
+    """Columns that tables have in addition to those of the frame."""
+
+    range_s: Annotated[tuple[float, float] | None, tables.Column("p10 … p90")]
+    note: Annotated[str, tables.Column(meaning="caveats of the cell, or why it has no number")]
+
+
+COLUMNS = {**CELL_COLUMNS, **PHASE_COLUMNS, **cell_columns(Added)}
 
 
 class UnknownColumn(ConfigError):
@@ -35,7 +45,7 @@ class UnknownColumn(ConfigError):
 
     def __init__(self, name: str, listed_by: str = "cs_systems.frame(records).columns") -> None:
         self.name = name
-        hint = did_you_mean(name, units.in_all_units(NAMES))
+        hint = did_you_mean(name, units.in_all_units(COLUMNS))
         super().__init__(f"unknown column {name!r}; {f'{hint} List' if hint else 'list'} the names with {listed_by}")
 
 
@@ -91,7 +101,7 @@ def parse(name: str, phases: Sequence[str]) -> Spec:
     if phase and phases:
         one_of("phase", phase, phases)
     try:
-        return Spec(name, phase or None, *units.resolve(column, NAMES))
+        return Spec(name, phase or None, *units.resolve(column, COLUMNS))
     except ConfigError:
         if meant := _under_heading(column, () if phase else phases):
             return parse(f"{phase}.{meant}" if phase else meant, phases)
@@ -103,19 +113,25 @@ def full_name(name: str, whole: pd.DataFrame) -> str:
 
     A name also counts as a heading if no column has the name: `batch` means `batch_size`.
     """
-    if name not in NAMES:
+    if name not in COLUMNS:
         return _under_heading(name, phases_of(whole)) or name
     if name not in CELL_COLUMNS or whole[name].notna().any():
         return name
-    alike = (other for other in CELL_COLUMNS if layout.title(other) == name and whole[other].notna().any())
+    alike = (other for other in CELL_COLUMNS if title(other) == name and whole[other].notna().any())
     return next(alike, name)
 
 
-def _under_heading(title: str, phases: Sequence[str]) -> str | None:
+def title(column: str) -> str:
+    """Return the heading of a column, or of a field without a column, without its unit."""
+    one = COLUMNS.get(column)
+    return (one and one.heading) or tables.heading(column)
+
+
+def _under_heading(heading: str, phases: Sequence[str]) -> str | None:
     """Return the column with this heading, without a unit: `ranks` → `world_size`, `fwd` → `forward.median_s`."""
-    headings = {heading: f"{phase}.median_s" for phase in phases for heading in (phase, SHORT.get(phase, phase))}
-    headings |= {layout.title(name): name for name in NAMES}
-    return headings.get(title)
+    headings = {name: f"{phase}.median_s" for phase in phases for name in (phase, SHORT.get(phase, phase))}
+    headings |= {title(name): name for name in COLUMNS}
+    return headings.get(heading)
 
 
 def distinct(names: Iterable[str], rows: pd.DataFrame, whole: pd.DataFrame) -> list[str]:
@@ -211,26 +227,23 @@ def _title(spec: Spec, shown_phases: list[str]) -> str:
     """Return the heading: for a median its phase; for other columns with the phase, if it is not the row's own."""
     if spec.column == "median_s":
         return spec.phase or (shown_phases[0] if len(shown_phases) == 1 else "median")
-    title = layout.title(spec.column)
-    return f"{spec.phase} {title}" if spec.phase else title
+    return " ".join(filter(None, [spec.phase, title(spec.column)]))
 
 
 def legend(spec: Spec, rows: pd.DataFrame) -> str:
     """Return the meaning of a column, if its heading does not explain it."""
-    column = spec.column
-    meaning = layout.LEGENDS.get(spec.name, layout.LEGENDS.get(column, ""))
-    if column in layout.COUNTED and not rows["workload"].isin(CONFIGURED).any():
-        meaning = layout.COUNTED[column]
-    if column in layout.OF_RANKS and (rows["world_size"] > 1).any():
-        meaning += layout.OF_RANKS[column]
-    if column in ("mfu", "hfu", "link_share"):
-        of = "link" if column == "link_share" else "ceiling"
-        rate = "link_bytes_per_s" if column == "link_share" else "ceiling_flops_per_s"
-        ceilings = rows[[rate, f"{of}_source"]].dropna().drop_duplicates()
-        if len(ceilings) == 1:
-            peak, source = ceilings.iloc[0]
-            meaning += f", {units.human(peak, rate)} ({source})"
-    return meaning
+    one = OF_PHASE.get(spec.name) or COLUMNS[spec.column]
+    note = one.note
+    if one.counted and not rows["workload"].isin(CONFIGURED).any():
+        note = one.counted
+    if one.of_ranks and (rows["world_size"] > 1).any():
+        note += one.of_ranks
+    if one.peak:
+        peaks = rows[[*one.peak]].dropna().drop_duplicates()
+        if len(peaks) == 1:
+            peak, source = peaks.iloc[0]
+            note += f", {units.human(peak, one.peak[0])} ({source})"
+    return note
 
 
 def _in_unit(value: Any, unit: units.Unit | None) -> Any:

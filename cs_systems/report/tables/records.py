@@ -277,7 +277,7 @@ def _without_memory(made: Sequence[Column], on_cpu: bool) -> list[str]:
     """Return notes on the columns of allocated memory that are empty: where they are measured."""
     places: dict[str, list[str]] = {}
     for column in made:
-        command = next((c for begins, c in layout.OF_THE_ALLOCATOR.items() if column.name.startswith(begins)), None)
+        command = cols.COLUMNS[cols.parse(column.name, ()).column].command
         if command and column.is_empty:
             where = "on a GPU only" if on_cpu else f"by cs-systems {command}"
             places.setdefault(where, []).append(column.title)
@@ -344,7 +344,7 @@ def _profiler(rows: pd.DataFrame) -> str:
 def _named(column: str, value: Any) -> str:
     suffix = units.base_suffix(column)
     shown = units.human(value, suffix) if suffix else cols.text(value, None)
-    return f"{layout.title(column)} {shown}"
+    return f"{cols.title(column)} {shown}"
 
 
 _NOTED = ("status", "warnings", "reason", "predicted_peak_bytes")  # columns from which the note is made
@@ -448,7 +448,7 @@ def _pivoted(whole: pd.DataFrame, rows: pd.DataFrame, pivot: str, notes: Sequenc
         made.append(Column(title, title, label, cells, tuple(middle), numeric=True, legend=meaning))
     used = {s.column for s in (*index, *across)}
     constant = [c for c in varying(whole)[1] if c not in used]
-    shown = f"{value.phase or ', '.join(cols.phases_of(rows))} {layout.title(value.column)}"
+    shown = f"{value.phase or ', '.join(cols.phases_of(rows))} {cols.title(value.column)}"
     shown += " FLOP/s" if value.column.endswith("flops_per_s") else ""  # the heading alone would be only `model`
     return Table(f"{shown} of {_caption(rows, constant, [])}", tuple(made), tuple(notes), ("ok",) * len(lines))
 

@@ -89,7 +89,7 @@ class _Columns(ast.NodeTransformer):
         try:
             self.found[name] = values_of(self._whole, name)
         except cols.UnknownColumn as error:
-            hint = did_you_mean(error.name, units.in_all_units(cols.NAMES))
+            hint = did_you_mean(error.name, units.in_all_units(cols.COLUMNS))
             remedy = f'{hint} Put text into quotes: "{name}"' if hint else f'put text into quotes: "{name}"'
             raise ConfigError(f"--where {self._condition!r} has an unknown column {name!r}; {remedy}") from None
         return ast.Name(f"column_{[*self.found].index(name)}", ast.Load())
