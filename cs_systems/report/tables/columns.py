@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypedDict
 
 from cs_systems.config import CONFIGURED, ConfigError, Phase, one_of
 from cs_systems.core import tables, units
@@ -78,8 +78,7 @@ class Column:
         return all(cell in ("", UNKNOWN) for cell in self.cells)
 
 
-@dataclass(frozen=True)
-class Spec:
+class Spec(NamedTuple):
     """Parsed name of a column; `phase` None means the row's own, `unit` None the most readable one."""
 
     name: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from cs_systems.config import LEAVES
 from cs_systems.core.fields import Subject
@@ -10,8 +10,7 @@ from cs_systems.record import measured_by
 from cs_systems.report.frame_cells import FIELD_COLUMNS, LIKE, SIZE
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """Default columns of a subject's table; `identity(subject)` are the columns that distinguish its cells.
 
     first: columns that come first. measured: columns after the phases' times. leaves: columns dropped first if the

@@ -247,7 +247,7 @@ def _listed(
     chosen = layout.layout(whole["workload"].iloc[0])
     if not _is_timed(rows):
         of_memory = measured_by(_profiler(rows)) == "memory"
-        chosen = replace(chosen, measured=layout.MEMORY_COLUMNS if of_memory else ("note",), has_times=False)
+        chosen = chosen._replace(measured=layout.MEMORY_COLUMNS if of_memory else ("note",), has_times=False)
     shown = cols.phases_of(rows)
     if len(shown) > 1:
         apart.append("phase")
