@@ -68,7 +68,13 @@ def _split(group: list[int], durations_s: Sequence[float], most: int) -> list[li
         return [group]
     fast = [i for i in group if i not in slow]
     upper = _split([i for i in group if i in slow], durations_s, most - 1)
+    if len(upper) > 1 and _median(upper[0], durations_s) < TIMES * _median(fast, durations_s):
+        fast = sorted((*fast, *upper.pop(0)))  # every second one at the distance is no slower than others
     return [*_split(fast, durations_s, most - len(upper)), *upper]
+
+
+def _median(group: Sequence[int], durations_s: Sequence[float]) -> float:
+    return median(durations_s[i] for i in group)
 
 
 def _at_a_distance(group: list[int], durations_s: Sequence[float]) -> set[int]:

@@ -44,6 +44,13 @@ def test_of_two_distances_that_are_as_rare_the_one_with_slow_steps_alone_is_foun
     assert {kind.positions for kind in step_kinds(durations) if kind.every} == {(1, 10, 19)}
 
 
+def test_steps_halfway_between_slow_ones_are_usual_if_they_are_no_slower_than_others() -> None:
+    """Every fourth of these steps is slower than all others, and every eighth slow."""
+    durations = [3.0 if place % 8 == 1 else 1.25 if place in (5, 13) else 1.0 for place in range(18)]
+    assert [kind.positions for kind in step_kinds(durations) if kind.every] == [(1, 9, 17)]
+    assert len(step_kinds(durations)) == 2
+
+
 @given(st.lists(st.floats(1e-9, 1e9) | st.sampled_from([0.0, float("inf"), float("nan")]), max_size=60))
 def test_each_step_has_exactly_one_kind(durations: list[float]) -> None:
     found = sorted(i for kind in step_kinds(durations) for i in kind.positions)
