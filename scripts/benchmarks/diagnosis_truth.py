@@ -66,6 +66,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "broadcast-sums": ("elementwise-chain",),
     "cached-memory": ("cached-memory",),
     "cpu-offload": ("cpu-offload",),
+    "cut-samples": ("cut-gradients",),
     "data-input": ("data-loading",),
     "decompositions": ("decompositions",),
     "dense-gradients": ("dense-gradient",),

@@ -242,6 +242,18 @@ class EvaluationModeRow(TypedDict):
     place: str
 
 
+class CutSamplesRow(TypedDict):
+    """Samples that send no gradient to what made their distribution, which only a divergence trains."""
+
+    distribution: str  # its class
+    function: str  # that calls sample()
+    place: str
+    module: str  # the innermost one with all parameters that only the divergence trains
+    parameters: int
+    user: str | None  # the layer that takes the sample
+    steps: int
+
+
 class EmptyClippingRow(TypedDict):
     """Calls that clip no gradient, because they get an iterator of parameters that is used up."""
 
@@ -553,6 +565,7 @@ LOADED_WEIGHTS = Table("loaded_weights", LoadedWeightsRow, "weights that a model
 RATE_FACTORS = Table("rate_factors", RateFactorRow, "factors of the learning rates that are small")
 RANDOM_DRAWS = Table("random_draws", RandomDrawRow, "random numbers that are the same in each step")
 EVALUATION_MODE = Table("evaluation_mode", EvaluationModeRow, "models that train in evaluation mode")
+CUT_SAMPLES = Table("cut_samples", CutSamplesRow, "samples that cut a gradient")
 EMPTY_CLIPPING = Table("empty_clipping", EmptyClippingRow, "calls that clip no gradient")
 PAIRED_TARGETS = Table("paired_targets", PairedTargetsRow, "losses that pair each prediction with all targets")
 UNUSED_PASSES = Table("unused_passes", UnusedPassesRow, "backward passes without an optimizer step")

@@ -10,7 +10,6 @@ autograd keeps: unpacking one may run forward again, as for torch.utils.checkpoi
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from collections import Counter
@@ -21,12 +20,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
 from cs_systems.analysis.comparison.loop_findings import REPEATED_ROWS, RepeatedRowsRow
-from cs_systems.instrument.compiler import Observation, Undo, passed_through, replaced
+from cs_systems.instrument.compiler import Observation
 from cs_systems.measure.recorder.graph_size import nodes_below
 from cs_systems.measure.recorder.observers import Period, Replacing
+from cs_systems.measure.recorder.operator_times import OperatorTimer, packing_noted
 from cs_systems.measure.recorder.subject import Subject
 
 MOST_STEPS, FEWEST_STEPS = 3, 2
@@ -50,28 +49,6 @@ class Lookup(NamedTuple):
     dtype: torch.dtype
 
 
-class _Timer:
-    """Hooks that time one operator of a backward pass.
-
-    Attributes:
-        time_s: its time so far.
-    """
-
-    def __init__(self, node: Any) -> None:
-        self.time_s, self._begin_s = 0.0, 0.0
-        self._hooks = [node.register_prehook(self._begins), node.register_hook(self._ends)]
-
-    def _begins(self, *_: Any) -> None:
-        self._begin_s = time.perf_counter()
-
-    def _ends(self, *_: Any) -> None:
-        self.time_s += time.perf_counter() - self._begin_s
-
-    def remove(self) -> None:
-        for each in self._hooks:
-            each.remove()
-
-
 class RepeatedRows(Replacing):
     """Observer of the indices in a few warm-up steps.
 
@@ -87,7 +64,7 @@ class RepeatedRows(Replacing):
         self.kept = {}
         self._steps: list[Counter[Lookup]] = []
         self._backward_s: list[dict[Lookup, float]] = []
-        self._timers: list[tuple[Lookup, _Timer]] = []
+        self._timers: list[tuple[Lookup, OperatorTimer]] = []
         self._indices: dict[Lookup, Sequence[Tensor | None]] = {}
         self._start()
 
@@ -103,7 +80,7 @@ class RepeatedRows(Replacing):
         if self.is_looking:
             self._start()
             self._installed = Observation()
-            self._installed.add(partial(_noted, self._note_packing), is_guarded=True)
+            self._installed.add(partial(packing_noted, self._note_packing), is_guarded=True)
 
     def _note_packing(self) -> None:
         self._packs = True
@@ -114,7 +91,7 @@ class RepeatedRows(Replacing):
         if not self._packs and torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
             for node, lookup, indices in self._lookups(roots):
                 self._here[lookup] += 1
-                self._timers.append((lookup, _Timer(node)))
+                self._timers.append((lookup, OperatorTimer(node)))
                 self._indices.setdefault(lookup, [each if each is None else each.clone() for each in indices])
 
     def look_after_step(self) -> None:
@@ -177,19 +154,6 @@ class RepeatedRows(Replacing):
             "forward_s": lookups * _fastest_s(lookup, self._indices[lookup]),
             "backward_s": median(each[lookup] for each in self._backward_s),
         }
-
-
-def _noted(note: Callable[[], object]) -> Undo:
-    """Call a function whenever tensors that autograd keeps begin to be packed; return a function that ends this."""
-    own = saved_tensors_hooks.__enter__
-
-    @passed_through
-    @functools.wraps(own)
-    def entered(hooks: Any) -> Any:
-        note()
-        return own(hooks)
-
-    return replaced(saved_tensors_hooks, "__enter__", entered)
 
 
 def _copies(indices: Sequence[Tensor | None]) -> tuple[int, tuple[int, ...]]:

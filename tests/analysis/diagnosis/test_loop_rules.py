@@ -103,6 +103,8 @@ MODE = {"model": "Net", "since": 12, "steps": 9, "dropout": 2, "statistics": 1, 
         "place": "train.py:8"}  # fmt: skip
 CLIPPED = {"function": "clip_grad_norm_", "place": "train.py:8", "kind": "filter", "parameters": 9, "steps": 4,
            "of_steps": 4}  # fmt: skip
+CUT = {"distribution": "Normal", "function": "Net.forward", "place": "train.py:8", "module": "Net.encoder",
+       "parameters": 4, "user": "Net.decoder.0", "steps": 6}  # fmt: skip
 DRAWN = {"drawn": "torch.randn", "shape": "16 × 8", "function": "Noise.add", "place": "train.py:8", "steps": 4}
 SETTING = {"setting": "fp16", "is_autocast": True, "layers": 8, "time_s": 0.05, "usual_s": 0.01}
 SAME_ROWS = {"tensor": "Net.table", "shape": "225 × 12", "index": "16 × 64 × 64", "copies": 16, "lookups": 2,
@@ -378,6 +380,13 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         "train() after it, so that dropout is off and running statistics are fixed: call model.train() after each "
         "evaluation",
     ),
+    "cut-samples": (
+        loop({"cut_samples": [CUT]}),
+        None,
+        "Net.encoder gets no gradient through the sample of its Normal, which Net.decoder.0 takes, and learns from "
+        "kl_divergence alone: Net.forward() at train.py:8 calls sample(), which cuts the gradient: draw with rsample() "
+        "there, which keeps the gradient",
+    ),
     "empty-clipping": (
         loop({"empty_clipping": [CLIPPED]}),
         None,
@@ -591,6 +600,9 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "evaluation-mode: 3 steps": (
         {"evaluation_mode": [MODE | {"steps": 2}]}, {"evaluation_mode": [MODE | {"steps": 3}]},
+    ),
+    "cut-samples: 3 steps": (
+        {"cut_samples": [CUT | {"steps": 2}]}, {"cut_samples": [CUT | {"steps": 3}]},
     ),
     "empty-clipping: 2 steps": (
         {"empty_clipping": [CLIPPED | {"steps": 1, "of_steps": 1}]},

@@ -28,6 +28,7 @@ WRONG = {
     "samples-as-time",
     "same-randomness",
     "evaluation-mode",
+    "cut-samples",
     "empty-clipping",
     "rate-as-factor",
     "gradients-not-cleared",

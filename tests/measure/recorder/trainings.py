@@ -17,6 +17,8 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
+from tests.measure.recorder import drawn_codes
+
 Step = Callable[[], None]
 STEPS_OF_A_LOOP = 60  # at most, of a recorded one
 
@@ -1176,6 +1178,7 @@ FAULTS: dict[str, tuple[Callable[[], Step], str]] = {  # name → (the loop, the
     "anomaly_in_backward": (anomaly_in_backward, "anomaly-detection"),
     "hook_per_step": (hook_per_step, "growing-hooks"),
     "tensor_hook_per_step": (tensor_hook_per_step, "growing-hooks"),
+    **{name: (loop, "cut-samples") for name, loop in drawn_codes.FAULTS.items()},
 }
 
 
@@ -1737,4 +1740,5 @@ SOUND: dict[str, Callable[[], Step]] = {
     **{f"loss_with_{name}": (lambda loss=loss: regression(loss)) for name, loss in PAIRING_LOSSES.items()},  # type: ignore[misc]
     "thresholds_for_one_batch": lambda: regression(PAIRING_LOSSES["thresholds"], 1),
     "ensemble": lambda: regression(lambda prediction, target: ((prediction - target[:, None]) ** 2).mean(), outputs=16),
+    **drawn_codes.SOUND,
 }

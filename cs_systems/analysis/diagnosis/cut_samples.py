@@ -1,0 +1,29 @@
+"""Rule for samples that send no gradient to an encoder, drawn with sample() in place of rsample()."""
+
+from __future__ import annotations
+
+from cs_systems.analysis.comparison.loop_findings import CUT_SAMPLES
+from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis._forms import of_training
+
+FEWEST = 3  # steps
+REMEDY = "draw with rsample() there, which keeps the gradient"
+
+
+def find(evidence: Evidence) -> Diagnosis | None:
+    """Find a sample in the loss whose distribution only a divergence trains."""
+    rows = [row for row in CUT_SAMPLES.of(evidence.tables) if row["steps"] >= FEWEST]
+    if not rows:
+        return None
+    row = rows[0]
+    where = f"{row['function']}() at {row['place']}" if row["function"] else row["place"]
+    user = f", which {row['user']} takes," if row["user"] else ""
+    cause = (
+        f"{row['module']} gets no gradient through the sample of its {row['distribution']}{user} and learns from "
+        f"kl_divergence alone: {where} calls sample(), which cuts the gradient"
+    )
+    return of_training(cause, REMEDY, rows)
+
+
+RULE = Rule(find, judges_loop=True, precedes=("start-up",))
