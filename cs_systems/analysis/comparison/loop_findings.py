@@ -254,6 +254,17 @@ class CutSamplesRow(TypedDict):
     steps: int
 
 
+class CovariancesRow(TypedDict):
+    """Multivariate normal distributions that one line makes, whose matrices are diagonal."""
+
+    given: str  # the argument, such as "covariance_matrix"
+    rows: int  # of a matrix
+    function: str
+    place: str
+    time_s: float  # of a step, with backward
+    steps: int  # that were looked at
+
+
 class EmptyClippingRow(TypedDict):
     """Calls that clip no gradient, because they get an iterator of parameters that is used up."""
 
@@ -566,6 +577,7 @@ RATE_FACTORS = Table("rate_factors", RateFactorRow, "factors of the learning rat
 RANDOM_DRAWS = Table("random_draws", RandomDrawRow, "random numbers that are the same in each step")
 EVALUATION_MODE = Table("evaluation_mode", EvaluationModeRow, "models that train in evaluation mode")
 CUT_SAMPLES = Table("cut_samples", CutSamplesRow, "samples that cut a gradient")
+COVARIANCES = Table("covariances", CovariancesRow, "normal distributions with diagonal matrices")
 EMPTY_CLIPPING = Table("empty_clipping", EmptyClippingRow, "calls that clip no gradient")
 PAIRED_TARGETS = Table("paired_targets", PairedTargetsRow, "losses that pair each prediction with all targets")
 UNUSED_PASSES = Table("unused_passes", UnusedPassesRow, "backward passes without an optimizer step")

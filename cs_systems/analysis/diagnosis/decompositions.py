@@ -1,12 +1,13 @@
-"""Rule for decompositions of matrices inside forward or the loss, such as the singular values for a penalty."""
+"""Rule for decompositions of matrices: singular values for a penalty, or a diagonal covariance that is factorised."""
 
 from __future__ import annotations
 
 import re
 
-from cs_systems.analysis.comparison.loop_findings import INNER_LINES
+from cs_systems.analysis.comparison.loop_findings import COVARIANCES, INNER_LINES
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis.own_python import called_at
 from cs_systems.analysis.diagnosis.python_in_forward import of_lines
 
 NOTABLE = 0.2  # share of the step; some methods need a small one
@@ -21,11 +22,41 @@ REMEDY = (
 )
 
 
+NOTABLE_OF_COVARIANCES = 0.15  # share of the step
+FOR_COVARIANCES = (
+    "use Independent(Normal(mean, std), 1), which is the same distribution for independent numbers and needs neither"
+)
+
+
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the time of own lines that decompose a matrix; that of their gradients is not in it."""
+    """Find the time of own lines that decompose a matrix, or of distributions with a diagonal one."""
+    found = [each for each in (_of_lines(evidence), _of_covariances(evidence)) if each is not None]
+    return max(found, key=lambda each: each.takes or 0.0, default=None)
+
+
+def _of_lines(evidence: Evidence) -> Diagnosis | None:
+    """Find own lines that decompose a matrix; the time of their gradients is not in it."""
     lines = INNER_LINES.of(evidence.tables)
     rows = [row for row in lines if row["method"] in METHODS and _CALLS.search(row["source"])]
     return of_lines(rows, evidence, "is decompositions of matrices", REMEDY, NOTABLE, is_known=False)
+
+
+def _of_covariances(evidence: Evidence) -> Diagnosis | None:
+    """Find multivariate normal distributions of independent numbers."""
+    rows, step_s = COVARIANCES.of(evidence.tables), evidence.step_s
+    if step_s is None or not rows:
+        return None
+    lasted_s = min(step_s, sum(row["time_s"] for row in rows))
+    if lasted_s < NOTABLE_OF_COVARIANCES * step_s:
+        return None
+    row = max(rows, key=lambda each: each["time_s"])
+    work = "" if row["given"] == "scale_tril" else "factorises matrices and "
+    cause = (
+        f"{lasted_s / step_s:.0%} of the step is MultivariateNormal with its backward, which {work}solves "
+        f"triangular systems, although its {row['given']} of {row['rows']} × {row['rows']} elements is diagonal"
+    )
+    where = called_at(row["function"], row["place"], None)
+    return Diagnosis(cause, FOR_COVARIANCES, step_s, evidence=tuple(rows), where=where, takes=lasted_s)
 
 
 RULE = Rule(find, refines=("small-operators",))

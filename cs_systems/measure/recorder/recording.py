@@ -26,6 +26,7 @@ from cs_systems.instrument.probes import Probes
 from cs_systems.measure.recorder import _again, _result, hooks
 from cs_systems.measure.recorder.anomaly import Anomaly
 from cs_systems.measure.recorder.calls import Calls
+from cs_systems.measure.recorder.covariances import Covariances
 from cs_systems.measure.recorder.cut_samples import CutSamples
 from cs_systems.measure.recorder.double import Double
 from cs_systems.measure.recorder.double_softmax import DoubleSoftmax
@@ -136,7 +137,7 @@ class Recording:
             self._outcome, Padding(), RemadeOptimizers(), LearningRates(), DoubleSoftmax(), Unregistered(of),
             SlowSettings(of), PairedTargets(), InputGradients(of), Energy(of), OtherThreads(of), self._mode,
             self._loaded, RandomDraws(tracker, hidden, compiled), EmptyClipping(tracker), RepeatedRows(of, compiled),
-            CutSamples(of, tracker),
+            CutSamples(of, tracker), Covariances(of, tracker, compiled),
         ]  # fmt: skip
         if self._writer.meeting is not None:
             every.append(RankSteps(self._subject, tracker, self._writer.meeting, self._patience_s))

@@ -103,6 +103,8 @@ MODE = {"model": "Net", "since": 12, "steps": 9, "dropout": 2, "statistics": 1, 
         "place": "train.py:8"}  # fmt: skip
 CLIPPED = {"function": "clip_grad_norm_", "place": "train.py:8", "kind": "filter", "parameters": 9, "steps": 4,
            "of_steps": 4}  # fmt: skip
+COVARIANCE = {"given": "covariance_matrix", "rows": 12, "function": "Agent.policy", "place": "train.py:8",
+              "time_s": 0.05, "steps": 12}  # fmt: skip
 CUT = {"distribution": "Normal", "function": "Net.forward", "place": "train.py:8", "module": "Net.encoder",
        "parameters": 4, "user": "Net.decoder.0", "steps": 6}  # fmt: skip
 DRAWN = {"drawn": "torch.randn", "shape": "16 × 8", "function": "Noise.add", "place": "train.py:8", "steps": 4}
@@ -509,6 +511,9 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "decompositions: a fifth of the step": (
         {"inner_lines": [inner("nuclear", 8, 0.0199, method="svd", source="torch.svd(h)")]},
         {"inner_lines": [inner("nuclear", 8, 0.0201, method="svd", source="torch.svd(h)")]},
+    ),
+    "decompositions: diagonal matrices for a notable share of the step": (
+        {"covariances": [COVARIANCE | {"time_s": 0.0149}]}, {"covariances": [COVARIANCE | {"time_s": 0.0151}]},
     ),
     "decompositions: the call itself": (
         {"inner_lines": [inner("forward", 8, 0.05, method="net", source="torch.linalg.inv(a) @ self.net(x)")]},
@@ -1626,3 +1631,16 @@ def test_plain_python_names_phases_with_a_notable_share(
     rows = [inner("f", 8, time_s, phase=phase, is_plain=True) for phase, time_s in times_s.items() if time_s]
     (found,) = causes(loop({"inner_lines": rows}))
     assert f"is Python {where}, which" in found.sentence
+
+
+def test_diagonal_matrices_of_a_normal_distribution_are_named_with_their_share() -> None:
+    made = loop({"covariances": [COVARIANCE, COVARIANCE | {"time_s": 0.01, "place": "train.py:9"}]})
+    (found,) = causes(made)
+    assert found.sentence.startswith(
+        "60% of the step is MultivariateNormal with its backward, which factorises matrices and solves triangular "
+        "systems, although its covariance_matrix of 12 × 12 elements is diagonal (Agent.policy() at train.py:8): use "
+        "Independent(Normal(mean, std), 1)"
+    )
+    factors = loop({"covariances": [COVARIANCE | {"given": "scale_tril"}]})
+    (found,) = causes(factors)
+    assert "which solves triangular systems, although its scale_tril of 12 × 12 elements is diagonal" in found.sentence

@@ -199,11 +199,67 @@ def of_constant_covariance(model: Coder, inputs: Tensor) -> Tensor:
     return functional.mse_loss(model.decoder(model.encoder(inputs)[:, :WIDTH]), inputs + 0.1 * noise)
 
 
+class Policy(nn.Module):
+    """Policy with noise of this many joints: one factor for all states, or the noise of each state."""
+
+    def __init__(self, joints: int = 12) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 2 * joints)
+        self.factor = nn.Parameter(torch.eye(joints))
+
+
+def policy(made: Callable[[Policy, Tensor, Tensor], Distribution], states: int = 512) -> Step:
+    """Return a step that trains a policy by the actions of a rollout."""
+    torch.manual_seed(0)
+    model = Policy()
+    optimizer = Adam(model.parameters(), 1e-3)
+
+    def distribution(inputs: Tensor) -> Distribution:
+        mean, spread = model.body(inputs).chunk(2, 1)
+        return made(model, mean, functional.softplus(spread) + 0.1)
+
+    def step() -> None:
+        inputs = torch.randn(states, 8)
+        with torch.no_grad():
+            actions = distribution(inputs).sample()
+        optimizer.zero_grad()
+        (-distribution(inputs + 1e-3).log_prob(actions) * torch.randn(states)).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def with_diagonal_matrices(_: Policy, mean: Tensor, std: Tensor) -> Distribution:
+    return MultivariateNormal(mean, torch.diag_embed(std**2))
+
+
+def with_diagonal_factors(_: Policy, mean: Tensor, std: Tensor) -> Distribution:
+    return MultivariateNormal(mean, scale_tril=torch.diag_embed(std))
+
+
+def with_independent_noise(_: Policy, mean: Tensor, std: Tensor) -> Distribution:
+    return Independent(Normal(mean, std), 1)
+
+
+def with_full_matrices(_: Policy, mean: Tensor, std: Tensor) -> Distribution:
+    return MultivariateNormal(mean, torch.diag_embed(std**2) + 0.01)
+
+
+def with_a_trained_factor(model: Policy, mean: Tensor, std: Tensor) -> Distribution:
+    """Begin with a factor that is diagonal, and train all of it."""
+    factor = model.factor.tril(-1) + torch.diag_embed(std)
+    return MultivariateNormal(mean, scale_tril=factor)
+
+
 FAULTS: dict[str, Callable[[], Step]] = {
     "code_without_gradient": lambda: trained(drawn_without_gradient),
     "code_of_independent_parts_without_gradient": lambda: trained(drawn_from_independent),
     "log_normal_code_without_gradient": lambda: trained(drawn_log_normal),
     "code_without_gradient_next_to_a_label": lambda: trained(drawn_next_to_a_label, lambda: Coder(3)),
+}
+WITH_MATRICES: dict[str, Callable[[], Step]] = {
+    "policy_with_diagonal_matrices": lambda: policy(with_diagonal_matrices),
+    "policy_with_diagonal_factors": lambda: policy(with_diagonal_factors),
 }
 SOUND: dict[str, Callable[[], Step]] = {
     "code_with_gradient": lambda: trained(with_gradient),
@@ -220,5 +276,8 @@ SOUND: dict[str, Callable[[], Step]] = {
     "inputs_with_drawn_noise": lambda: trained(of_inputs_with_noise),
     "code_in_checkpoints": lambda: trained(in_checkpoints),
     "code_with_gradient_in_each_second_step": in_two_passes,
+    "policy_with_independent_noise": lambda: policy(with_independent_noise),
+    "policy_with_full_matrices": lambda: policy(with_full_matrices),
+    "policy_with_a_trained_factor": lambda: policy(with_a_trained_factor),
     "targets_with_drawn_noise": lambda: trained(of_constant_covariance),
 }

@@ -1179,6 +1179,7 @@ FAULTS: dict[str, tuple[Callable[[], Step], str]] = {  # name → (the loop, the
     "hook_per_step": (hook_per_step, "growing-hooks"),
     "tensor_hook_per_step": (tensor_hook_per_step, "growing-hooks"),
     **{name: (loop, "cut-samples") for name, loop in drawn_codes.FAULTS.items()},
+    **{name: (loop, "decompositions") for name, loop in drawn_codes.WITH_MATRICES.items()},
 }
 
 
