@@ -166,6 +166,7 @@ NAMES = {
 }
 """Names and words in a sentence about host work that show its cause, in addition to its code."""
 OF_CODES = {
+    "batch-preparation": {r"it is many small operators": "small-operators"},
     # a log that is written whole in each step grows, and the sentence says that it is written
     "growth": {r"writes values as text|writes a file|fills a pandas table": "logging"},
     # the sentence says that a parametrization is computed again, and by which decomposition

@@ -230,6 +230,15 @@ class RandomDrawRow(TypedDict):
     steps: int
 
 
+class ManyDrawsRow(TypedDict):
+    """Random numbers that one place of the program draws in many calls of each step."""
+
+    drawn: str  # such as "torch.randn"
+    function: str
+    place: str
+    calls: int  # the fewest of a step
+
+
 class EvaluationModeRow(TypedDict):
     """Model that trains in evaluation mode since an evaluation."""
 
@@ -575,6 +584,7 @@ RATE_SCHEDULES = Table("rate_schedules", RateScheduleRow, "learning rates over a
 LOADED_WEIGHTS = Table("loaded_weights", LoadedWeightsRow, "weights that a model loads from itself")
 RATE_FACTORS = Table("rate_factors", RateFactorRow, "factors of the learning rates that are small")
 RANDOM_DRAWS = Table("random_draws", RandomDrawRow, "random numbers that are the same in each step")
+MANY_DRAWS = Table("many_draws", ManyDrawsRow, "random numbers that many calls draw")
 EVALUATION_MODE = Table("evaluation_mode", EvaluationModeRow, "models that train in evaluation mode")
 CUT_SAMPLES = Table("cut_samples", CutSamplesRow, "samples that cut a gradient")
 COVARIANCES = Table("covariances", CovariancesRow, "normal distributions with diagonal matrices")

@@ -5,7 +5,14 @@ from __future__ import annotations
 import re
 
 from cs_systems.analysis.attribution.host_work import host_work
-from cs_systems.analysis.comparison.loop_findings import COLLECTOR, OTHER, OWN_PYTHON
+from cs_systems.analysis.comparison.loop_findings import (
+    COLLECTOR,
+    MANY_DRAWS,
+    OTHER,
+    OWN_PYTHON,
+    ManyDrawsRow,
+    OwnPythonRow,
+)
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis.data_input import ends_of_iterators
@@ -22,6 +29,11 @@ from cs_systems.analysis.diagnosis.own_python import (
 REMEDY = "prepare batches in the workers of a data loader (num_workers, prefetch_factor), or once before the loop"
 INDICES = "draw only the indices of the batch, or permute them once per epoch"
 MADE_UP = "make the data once, before the loop"
+IN_ONE = (
+    "compute it in one operator where there is a closed form, as for noise that is added in small steps, or for the "
+    "whole batch at once; else prepare batches in the workers of a data loader"
+)
+SHORT_S = 1e-3  # most time of a function for each of its many draws
 NOTABLE_MADE_UP = 0.25  # share of the step; random numbers often stand for data, as in a test
 # Patterns of the function that is called. Of other kinds of work, only the remedies of these are right for data.
 _PERMUTES = re.compile("permutation|shuffle|randperm")
@@ -48,7 +60,17 @@ def find(evidence: Evidence) -> Diagnosis | None:
     cause = f"{lasted_s / step_s:.0%} of the step waits for the next batch, {how}: {lines}"
     at_best = step_s - lasted_s - _collected_s(evidence)
     remedy = polled.remedy if polled else _remedy(calls)
+    if (many := _many_draws(rows[0], evidence)) is not None and not polled:
+        cause += f"; it is many small operators: {many['drawn']} runs at least {many['calls']} times a step"
+        remedy = IN_ONE
     return Diagnosis(cause, remedy, step_s, at_best, evidence=tuple(rows), takes=lasted_s)
+
+
+def _many_draws(row: OwnPythonRow, evidence: Evidence) -> ManyDrawsRow | None:
+    """Return the draws at a function's line of most time, if there are many, with little work for each of them."""
+    at_line = (each for each in MANY_DRAWS.of(evidence.tables) if each["place"] == row["place"])
+    many = max(at_line, key=lambda each: each["calls"], default=None)
+    return many if many is not None and row["time_s"] <= SHORT_S * many["calls"] else None
 
 
 def _collected_s(evidence: Evidence) -> float:

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._device import _device_constructors
 
-from cs_systems.analysis.comparison.loop_findings import RANDOM_DRAWS, RandomDrawRow
+from cs_systems.analysis.comparison.loop_findings import MANY_DRAWS, RANDOM_DRAWS, ManyDrawsRow, RandomDrawRow
 from cs_systems.instrument.compiler import Observation, Undo, is_tracing, passed_through, replaced
 from cs_systems.measure.recorder.guard import as_guest
 from cs_systems.measure.recorder.observers import Hidden, ModelCall, Period, Replacing, is_profiled
@@ -36,7 +36,8 @@ from cs_systems.measure.recorder.tracker import Tracker
 from cs_systems.measure.workloads._batches import tensors_in
 
 MOST_STEPS, FEWEST_STEPS = 4, 3
-MOST_DRAWS = 64  # of a step
+MOST_DRAWS = 64  # of a step, whose numbers are kept
+FEWEST_CALLS, MOST_CALLS = 20, 1000  # in each step at one place: the least that is told, and the most that is counted
 MOST_VALUES = 256  # compared values of a draw
 FEWEST_BITS = 40.0  # of a draw's values, so that equal ones are no coincidence
 OF_TORCH = "rand randn randint rand_like randn_like randint_like"
@@ -67,11 +68,13 @@ class RandomDraws(Replacing):
         self.kept = {}
         self._steps: list[dict[_Key, tuple[Any, ...]]] = []
         self._shapes: dict[_Key, tuple[int, ...]] = {}
+        self._calls_of_steps: list[Counter[tuple[str, Line]]] = []
         self._start()
 
     def _start(self) -> None:
         self._draws: dict[_Key, _Draw] = {}
         self._counts = Counter[tuple[str, Line]]()
+        self._calls = Counter[tuple[str, Line]]()
         self._states: dict[str, int] = {}  # by library: the number of draws when the state of its generator was read
         self._rows: set[int] = set()
         self._is_updated = False
@@ -109,6 +112,8 @@ class RandomDraws(Replacing):
 
     def look_after_step(self) -> None:
         super().look_after_step()
+        if self._is_updated:
+            self._calls_of_steps.append(self._calls)
         if self._is_updated and self._rows:
             draws = {key: draw for key, draw in self._draws.items() if draw.shape[0] in self._rows}
             self._shapes |= {key: draw.shape for key, draw in draws.items()}
@@ -135,8 +140,16 @@ class RandomDraws(Replacing):
         with self._hidden():
             self._draws[name, line, self._counts[name, line]] = _Draw(values(), shape)
 
+    def _count(self, name: str) -> None:
+        """Count a draw at its place, of whatever size."""
+        if not (self.is_looking and self._tracker.observes()) or os.getpid() != self._process or is_tracing():
+            return
+        if self._calls.total() < MOST_CALLS and (line := own_lines(sys._getframe(1))[1]) is not None:
+            self._calls[name, line] += 1
+
     @as_guest
     def _drawn(self, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str) -> None:
+        self._count(name)
         is_array = name.startswith("np.")
         if not self._observes() or (is_array and not _is_free_choice(args, kwargs)):
             return
@@ -173,7 +186,16 @@ class RandomDraws(Replacing):
     def end(self) -> None:
         rows = [row for key in self._shapes if (row := self._row(key))]
         self.keep(RANDOM_DRAWS, rows)
+        if len(self._calls_of_steps) >= FEWEST_STEPS:
+            self.keep(MANY_DRAWS, [*self._many()])
         self._steps.clear()
+        self._calls_of_steps.clear()
+
+    def _many(self) -> Iterator[ManyDrawsRow]:
+        for name, line in self._calls_of_steps[0]:
+            calls = min(step[name, line] for step in self._calls_of_steps)
+            if calls >= FEWEST_CALLS:
+                yield {"drawn": name, "function": function_of(line), "place": place_of(line), "calls": calls}
 
     def _row(self, key: _Key) -> RandomDrawRow | None:
         """Return the row of a draw that gave the same values in each step with it."""

@@ -951,6 +951,18 @@ def test_remedy_of_batch_preparation_depends_on_the_called_functions(call: str, 
     assert (found.code, found.remedy.startswith(remedy)) == ("batch-preparation", True)
 
 
+@pytest.mark.parametrize(("line", "time_s", "is_named"), [(8, 0.0499, True), (8, 0.0501, False), (9, 0.0499, False)])
+def test_many_short_draws_at_the_line_that_prepares_batches_are_small_operators(
+    line: int, time_s: float, is_named: bool
+) -> None:
+    row = own("diffuse", 8, time_s, "torch.randn_like") | {"feeds_model": True}
+    drawn = {"drawn": "torch.randn_like", "function": "diffuse", "place": f"train.py:{line}", "calls": 50}
+    (found,) = causes(loop({"own_python": [row], "many_draws": [drawn]}, other=0.06))
+    assert found.code == "batch-preparation"
+    words = "; it is many small operators: torch.randn_like runs at least 50 times a step: compute it in one operator"
+    assert (words in found.sentence) == is_named
+
+
 @pytest.mark.parametrize(
     ("call", "time_s", "is_named"),
     [

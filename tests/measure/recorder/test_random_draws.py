@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cs_systems.analysis.comparison.loop_findings import RANDOM_DRAWS
+from cs_systems.analysis.comparison.loop_findings import MANY_DRAWS, RANDOM_DRAWS
 from cs_systems.measure.recorder.unedited import ScriptRecorder
 from tests.measure.recorder.test_training import recorded
 from tests.measure.recorder.trainings import update
@@ -41,6 +41,26 @@ def test_row_has_the_function_shape_and_place_of_a_draw(tmp_path: Path) -> None:
     places = [f"test_random_draws.py:{first + line}" for line in (2, 3, 3)]
     assert [row["place"] for row in rows] == places
     assert all(row["steps"] == 3 for row in rows)
+
+
+def test_many_draws_at_one_place_are_counted_by_the_step_with_the_fewest(tmp_path: Path) -> None:
+    model, steps = nn.Linear(8, 4), count()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step() -> None:
+        inputs = torch.randn(16, 8)
+        for _ in range(100 + next(steps)):
+            inputs = inputs + torch.randn_like(inputs)
+        for _ in range(19):
+            inputs = inputs * torch.rand(16, 1)
+        update(optimizer, model(inputs).square().mean())
+
+    recorder = recorded(tmp_path, step)
+    (row,) = MANY_DRAWS.of(recorder.records[0].results)
+    place = f"test_random_draws.py:{step.__code__.co_firstlineno + 3}"
+    assert row["drawn"] == "torch.randn_like"
+    assert row["function"].endswith("step")
+    assert (row["place"], row["calls"]) == (place, 101)
 
 
 def test_functions_are_restored_after_the_observed_steps(tmp_path: Path) -> None:
