@@ -33,6 +33,10 @@ from cs_systems.measure.recorder.tracker import Tracker
 
 MOST_DRAWS, MOST_CALLS = 8, 64  # of a step: samples, and divergences with the graphs of their distributions
 _OPERANDS = ("self", "mat1", "mat2", "input", "weight")  # of products, as autograd names what it keeps
+_ALL: Iterator[Any] = (getattr(distributions, name) for name in distributions.__all__)
+_WITH_SAMPLE = (each for each in _ALL if isinstance(each, type) and "sample" in vars(each))
+# those that have rsample() or are the base of others, which may have it
+_KINDS = [each for each in _WITH_SAMPLE if each is Distribution or each.has_rsample is not False]
 _Key = tuple[str, Line]
 
 
@@ -82,10 +86,8 @@ class CutSamples(Replacing):
         if self.is_looking:
             self._start()
             self._installed = Observation()
-            for name in distributions.__all__:
-                kind = getattr(distributions, name)
-                if isinstance(kind, type) and issubclass(kind, Distribution) and "sample" in vars(kind):
-                    self._installed.add(partial(_watched, kind, self._begins, self._drawn), is_guarded=True)
+            for kind in _KINDS:
+                self._installed.add(partial(_watched, kind, self._begins, self._drawn), is_guarded=True)
             self._installed.add(self._watch_divergences, is_guarded=True)
             self._installed.add(partial(packing_noted, self._packs), is_guarded=True)
 
