@@ -98,6 +98,7 @@ ALLOWED = {
     "core/recipes.py": "values of a recipe",
     "instrument/memory_readings.py": "columns of a tensor",
     "measure/recorder/calls.py": "columns of the calls of a model",
+    "measure/recorder/replicas.py": "columns of what a rank trains",
     "measure/recorder/training.py": "columns of what a loop trains",
     "measure/runtime/object_state.py": "parts of a training setup",
     "measure/runtime/sweep.py": "arguments of run, which are fields or objects",

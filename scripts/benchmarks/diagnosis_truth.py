@@ -81,6 +81,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "garbage-collection": ("garbage-collection",),
     "gradient-accumulation": ("no-sync-missing",),
     "gradients-not-cleared": ("gradients-not-cleared",),
+    "gradients-not-reduced": ("gradients-not-reduced",),
     "growing-hooks": ("growth",),
     "growth": ("growth",),
     "graphs-recorded-whole": ("graph-recorded-whole",),

@@ -417,6 +417,8 @@ class DroppedGradientsRow(TypedDict):
     """Gradients of an optimizer that backward passes for another one compute, and that are cleared before its step.
 
     share: of the arithmetic of all backward passes, by the sizes of results, what leads to these gradients alone.
+    reduced_share: of the elements that DistributedDataParallel reduces in all backward passes, those of these
+    gradients. Then they are of weights on the way to the other optimizer's; 0 if they are of what comes before those.
     """
 
     optimizer: str
@@ -425,6 +427,7 @@ class DroppedGradientsRow(TypedDict):
     passes: int
     of_passes: int
     share: float
+    reduced_share: float
     place: str | None  # of the backward pass
 
 

@@ -15,7 +15,7 @@ machine lengthens, they are the lower quartile.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean, median, median_low
 from typing import TypedDict
@@ -33,6 +33,8 @@ SMALL_BYTES = 1 << 20  # a smaller all-reduce is limited by latency, not by band
 MANY_SMALL = 8  # number of small calls in a step at which their latency adds up
 MOST_COLLECTIVES = 8  # lines with collectives, those with the largest share
 HALF = 0.5  # share of the parameters' bytes; above it, calls carry gradients or parameters
+FEWEST_REPLICAS = 3  # steps in which the weights of all ranks are compared
+EXCHANGED = 0.1  # share of a model's bytes; from it on, calls of a step may carry its gradients or weights, compressed
 BATCH, COMPUTE, INPUT, PYTHON = "batch", "compute", "input", "python"
 MODEL_PHASES = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
 
@@ -67,6 +69,18 @@ class StepReport(TypedDict):
     queued_s: float  # time for which the loop's thread waited for a core, outside of the calls
 
 
+class ReplicaReport(TypedDict):
+    """Model of one rank in DistributedDataParallel that is trained without a call of DistributedDataParallel."""
+
+    model: str
+    parameters: int
+    size_bytes: int
+    ranks: list[int]  # those with a replica
+    steps: dict[str, str]  # digest of the weights before the backward passes of a step, by its number
+    function: str | None
+    place: str | None  # line that calls the model itself with gradients
+
+
 class RankReport(TypedDict):
     """Observation of one rank."""
 
@@ -80,6 +94,7 @@ class RankReport(TypedDict):
     unused: int | None  # largest number of parameters that a pass did not use; None if not searched
     own_python: Sequence[OwnPythonRow]
     elements: float | None  # elements of the models' inputs in a step
+    replicas: list[ReplicaReport]
 
 
 class LoopRankRow(TypedDict):
@@ -149,10 +164,22 @@ class CollectiveRow(TypedDict):
     changed_bytes: int | None  # largest of the steps and ranks
 
 
+class UnreducedRow(TypedDict):
+    """Model in DistributedDataParallel whose gradients the ranks do not average, so that their weights differ."""
+
+    model: str
+    parameters: int
+    ranks: int
+    steps: int  # in which the weights of all ranks were compared, and differed
+    function: str | None
+    place: str | None  # line that calls the model itself with gradients
+
+
 LOOP_RANKS = Table("loop_ranks", LoopRankRow, "ranks of the loop, per step")
 LATE_RANK = Table("late_rank", LateRankRow, "rank that the others wait for")
 EXCHANGE = Table("loop_exchange", ExchangeRow, "exchange between the ranks, per step")
 COLLECTIVES = Table("loop_collectives", CollectiveRow, "collectives of the ranks by line, per step")
+UNREDUCED = Table("unreduced_gradients", UnreducedRow, "models with gradients that the ranks do not average")
 
 
 @dataclass
@@ -203,8 +230,35 @@ def tables_of(reports: Sequence[RankReport]) -> dict[str, Sequence[Row]]:
     collectives = _collectives(by_rank, steps, exchange["are_gradients"])
     made |= COLLECTIVES.filled(collectives) if collectives else {}
     made |= LATE_RANK.filled([late]) if late else {}
+    unreduced = [*_unreduced(by_rank)]
+    made |= UNREDUCED.filled(unreduced) if unreduced else {}
     own = by_rank[leading]["own_python"]
     return made | (OWN_PYTHON.filled(own) if own else {})
+
+
+def _unreduced(by_rank: Mapping[int, RankReport]) -> Iterator[UnreducedRow]:
+    """Yield a row for each model that each rank trains alone: its weights differ between all ranks in all steps.
+
+    A model is left out if the ranks may exchange its gradients or weights otherwise, such as by averages every few
+    steps.
+    """
+    steps = [step["calls"] for one in by_rank.values() for step in one["steps"].values()]
+    sent = max(sum(call["size_bytes"] for call in calls if not call["is_gradients"]) for calls in steps)
+    for found in by_rank[min(by_rank)]["replicas"]:
+        of = {rank: [each for each in one["replicas"] if _is_same(each, found)] for rank, one in by_rank.items()}
+        of = {rank: each for rank, each in of.items() if rank in found["ranks"]}
+        if len(of) < max(2, len(found["ranks"])) or any(len(each) != 1 for each in of.values()):
+            continue
+        digests = [each["steps"] for (each,) in of.values()]
+        common = set.intersection(*({*each} for each in digests))
+        differ = all(len({each[number] for each in digests}) == len(digests) for number in common)
+        if differ and len(common) >= FEWEST_REPLICAS and sent < EXCHANGED * found["size_bytes"]:
+            yield {"model": found["model"], "parameters": found["parameters"], "ranks": len(digests),
+                   "steps": len(common), "function": found["function"], "place": found["place"]}  # fmt: skip
+
+
+def _is_same(one: ReplicaReport, other: ReplicaReport) -> bool:
+    return (one["model"], one["parameters"], one["ranks"]) == (other["model"], other["parameters"], other["ranks"])
 
 
 def _step(reports: Mapping[int, StepReport]) -> _Step:

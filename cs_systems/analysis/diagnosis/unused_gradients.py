@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cs_systems.analysis.comparison.loop_findings import DROPPED_GRADIENTS, UNUSED_GRADIENTS
+from cs_systems.analysis.comparison.loop_ranks import COLLECTIVES
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.config import Phase
@@ -16,6 +17,11 @@ REMEDY = (
 
 DETACH = "detach what comes from the other model (.detach()), or make it under torch.no_grad()"
 
+FREEZE = (
+    "for the forward and backward of these passes call requires_grad_(False) on that model, and call the module inside "
+    "DistributedDataParallel (model.module)"
+)
+
 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find gradients that no optimizer uses; their share of backward follows from the sizes of tensors."""
@@ -23,8 +29,16 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if found is None or step_s is None:
         return None
     row, cause, remedy = found
-    takes = min(step_s, row["share"] * (evidence.phase_s(Phase.BACKWARD.value) or 0.0))
-    return Diagnosis(cause, remedy, step_s, takes=takes, evidence=(row,), where=row.get("place") or "")
+    backward_s = evidence.phase_s(Phase.BACKWARD.value) or 0.0
+    reduces_s = 0.0
+    if row.get("reduced_share"):
+        shares = (each["share"] for each in COLLECTIVES.of(evidence.tables) if each["are_gradients"])
+        reduces_s = min(backward_s, step_s * sum(shares))
+    takes = row["share"] * (backward_s - reduces_s) + row.get("reduced_share", 0.0) * reduces_s
+    takes = min(step_s, takes)
+    precedes = ("exposed-communication",) if reduces_s else ()  # a part of it is of these gradients
+    where = row.get("place") or ""
+    return Diagnosis(cause, remedy, step_s, takes=takes, evidence=(row,), where=where, precedes=precedes)
 
 
 def _held_by_none(evidence: Evidence) -> tuple[Row, str, str] | None:
@@ -42,7 +56,7 @@ def _held_by_none(evidence: Evidence) -> tuple[Row, str, str] | None:
 def _dropped(evidence: Evidence) -> tuple[Row, str, str] | None:
     """Return the same of gradients for another optimizer than the one that steps, which are cleared.
 
-    Their cause is an input that is not detached.
+    Their cause is an input that is not detached, or, if the ranks reduce them, a model through which a pass goes.
     """
     row = max(DROPPED_GRADIENTS.of(evidence.tables), key=lambda each: each["share"], default=None)
     if row is None:
@@ -52,6 +66,9 @@ def _dropped(evidence: Evidence) -> tuple[Row, str, str] | None:
         f"{counted(row['parameters'], 'parameter')} of another optimizer ({row['optimizer']}), such as {row['first']}, "
         "and zero_grad clears them before it steps"
     )
+    if row.get("reduced_share"):
+        cause = cause.replace("also compute", "also compute and reduce")
+        return {**row}, cause, FREEZE
     return {**row}, cause, DETACH
 
 

@@ -73,6 +73,34 @@ def costs_by_owners(roots: Any, owners: Mapping[int, int]) -> dict[frozenset[int
     return costs
 
 
+def weight_costs(roots: Any, owners: Mapping[int, int]) -> tuple[dict[tuple[int, frozenset[int]], float], float]:
+    """Return estimates of backward's computing time in seconds: of gradients of weights on the way to others, and all.
+
+    The former is by the owner of the weight, and the owners of the parameters below the product's other operands.
+
+    owners: the owner of each parameter, by the parameter's `id`.
+    """
+    below: dict[Any, frozenset[int]] = {}
+    costs: dict[tuple[int, frozenset[int]], float] = {}
+    total_s = 0.0
+    for node, following in inputs_first(roots):
+        leaf = getattr(node, "variable", None)
+        of = {owners[id(leaf)]} if id(leaf) in owners else set[int]()
+        below[node] = frozenset(of.union(*(below.get(each, frozenset()) for each in following)))
+        if not _is_operator(node):
+            continue
+        cost_s = _arithmetic_s(node, _widest(following))
+        operands = [each for each in following if not _is_vector(each)] if is_product(node) else []
+        total_s += cost_s * max(1, len(operands))
+        for each in operands:
+            weight = getattr(through_views(each), "variable", None)
+            others = frozenset[int]().union(*(below.get(other, frozenset()) for other in operands if other is not each))
+            if id(weight) in owners and others:
+                key = owners[id(weight)], others
+                costs[key] = costs.get(key, 0.0) + cost_s
+    return costs, total_s
+
+
 def leaves_below(roots: Any) -> list[Tensor]:
     """Return the parameters and other leaves below the roots of a backward pass."""
     return [node.variable for node in nodes_below(roots) if hasattr(node, "variable")]

@@ -43,6 +43,7 @@ from cs_systems.measure.recorder.rank_calls import (
     marking_s,
     trained,
 )
+from cs_systems.measure.recorder.replicas import Replicas
 from cs_systems.measure.recorder.stacks import CoreQueue, Line, callee_of, own_lines, place_of
 from cs_systems.measure.recorder.subject import Subject
 from cs_systems.measure.recorder.tracker import Tracker
@@ -104,13 +105,17 @@ class _Step:
 class RankSteps(Observer):
     """Observer of a rank's collectives in the thread of a loop, in its warm-up and in the steps after the timing.
 
-    subject: the loop. meeting: exchange with the other ranks, which waits for at most patience_s.
+    subject: the loop. meeting: exchange with the other ranks, which waits for at most patience_s. replicas: observer of
+    models that this rank may train alone.
     """
 
     runs_operators = False
 
-    def __init__(self, subject: Subject, tracker: Tracker, meeting: Meeting, patience_s: float) -> None:
+    def __init__(
+        self, subject: Subject, tracker: Tracker, meeting: Meeting, patience_s: float, replicas: Replicas
+    ) -> None:
         super().__init__()
+        self._replicas = replicas
         self._subject, self._meeting, self._patience_s = subject, meeting, patience_s
         self._device, self._tracker = subject.device, tracker
         self._report: RankReport | None = None
@@ -218,6 +223,7 @@ class RankSteps(Observer):
             "unused": self._unused,
             "own_python": [],
             "elements": None,
+            "replicas": self._replicas.reports(),
         }
 
     def _step(self, step: _Step) -> StepReport:
@@ -334,7 +340,10 @@ class RankSteps(Observer):
 
     @as_guest
     def _prepared(self, model: DistributedDataParallel, lasted_s: float) -> None:
-        if not (self._observes() and torch.is_grad_enabled() and model.require_backward_grad_sync):
+        if not (self._observes() and torch.is_grad_enabled()):
+            return
+        self._replicas.called(model)
+        if not model.require_backward_grad_sync:
             return
         self._models.append(model)
         if model.find_unused_parameters and not model.static_graph:

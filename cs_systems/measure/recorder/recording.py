@@ -52,6 +52,7 @@ from cs_systems.measure.recorder.random_draws import RandomDraws
 from cs_systems.measure.recorder.rank_steps import RankSteps
 from cs_systems.measure.recorder.remade_optimizers import RemadeOptimizers
 from cs_systems.measure.recorder.repeated_rows import RepeatedRows
+from cs_systems.measure.recorder.replicas import Replicas
 from cs_systems.measure.recorder.samples_as_time import SamplesAsTime
 from cs_systems.measure.recorder.slow_settings import SlowSettings
 from cs_systems.measure.recorder.stages import PROFILES, Stage, Taken
@@ -140,7 +141,8 @@ class Recording:
             CutSamples(of, tracker), Covariances(of, tracker, compiled),
         ]  # fmt: skip
         if self._writer.meeting is not None:
-            every.append(RankSteps(self._subject, tracker, self._writer.meeting, self._patience_s))
+            replicas = Replicas()
+            every += [replicas, RankSteps(of, tracker, self._writer.meeting, self._patience_s, replicas)]
         self._observers = tracker.observers = Observers(every, hidden)
         self._install(tracker)
         self._observers.begin(self._stages[0].period(0))

@@ -5,16 +5,18 @@ from __future__ import annotations
 import gc
 import random
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from cs_systems.analysis.comparison import loop_findings as found
 from cs_systems.measure.recorder.gradients import Gradients, Updates
-from cs_systems.measure.recorder.graph_size import costs_by_owners, multiplied
+from cs_systems.measure.recorder.graph_size import costs_by_owners, multiplied, weight_costs
 from cs_systems.measure.recorder.observers import FewSteps, Hidden, ModelCall, is_profiled
 from cs_systems.measure.recorder.phases import Timeline
 from cs_systems.measure.recorder.stacks import own_lines, place_of
@@ -26,6 +28,19 @@ FEW_ROWS = 0.1  # largest share of a table's rows with a gradient of their own
 FEWEST_ROWS, FEWEST_ELEMENTS = 1_000, 500_000  # of a table; a smaller one costs little
 SAMPLED_ROWS, SAMPLED_COLUMNS = 1_000, 64  # of a table; the columns evenly spaced
 Known = dict[int, tuple[str, Tensor]]  # parameters by their identity, with their names
+
+
+class Reduced(NamedTuple):
+    """Backward pass in which DistributedDataParallel reduces gradients.
+
+    costs, total_s: see `weight_costs`. elements: those that it reduces, by the optimizer that holds them. place: the
+    line of the pass.
+    """
+
+    costs: Mapping[tuple[int, frozenset[int]], float]
+    total_s: float
+    elements: Counter[int]
+    place: str | None
 
 
 class Training(FewSteps):
@@ -46,6 +61,8 @@ class Training(FewSteps):
         self._steps = self._first_step = self._compared_steps = 0
         self._needs_input_gradients = False
         self._costs: dict[int, tuple[Mapping[frozenset[int], float], str | None]] = {}
+        self._reduced: dict[int, Reduced] = {}
+        self._called: list[DistributedDataParallel] = []  # since the last backward pass
         self._used_rows: dict[Optimizer, dict[int, UsedRows]] = {}
         self._multiplied: set[int] = set()
 
@@ -67,11 +84,15 @@ class Training(FewSteps):
     def stop_looking(self) -> None:
         super().stop_looking()
         self._gradients.forget()
+        self._called.clear()
 
     def look_at_call(self, call: ModelCall) -> None:
         if not call.is_in_update:
             inputs = tensors_in(call.arguments)
             self._needs_input_gradients |= call.is_recorded and any(t.is_leaf and t.requires_grad for t in inputs)
+            model = call.arguments[0][0]
+            if call.is_recorded and isinstance(model, DistributedDataParallel) and model.require_backward_grad_sync:
+                self._called += [model] if model.process_group.size() > 1 else []
 
     def look_before_backward(self, roots: Any) -> None:
         self._gradients.backward_begins(self._subject.optimizers, [p for _, p in self._parameters().values()])
@@ -81,9 +102,17 @@ class Training(FewSteps):
             of = [(id(self._gradients.of(each)), parameters_of(each)) for each in self._subject.optimizers]
             owners = {id(p): which for which, parameters in of for p in parameters}
             line = own_lines(sys._getframe(1))[1]
-            self._costs[self._gradients.passes] = costs_by_owners(roots, owners), place_of(line) if line else None
+            place = place_of(line) if line else None
+            self._costs[self._gradients.passes] = costs_by_owners(roots, owners), place
+            if self._called:
+                reduced = {p for model in self._called for p in model.module.parameters() if p.requires_grad}
+                elements = Counter[int]()
+                for parameter in reduced:
+                    elements[owners.get(id(parameter), 0)] += parameter.numel()
+                self._reduced[self._gradients.passes] = Reduced(*weight_costs(roots, owners), elements, place)
 
     def look_after_backward(self) -> None:
+        self._called.clear()
         self._gradients.backward_ends(is_for_inputs=self._needs_input_gradients)
         self._needs_input_gradients = False
 
@@ -110,14 +139,15 @@ class Training(FewSteps):
         if unused and not any(each.is_own for each in self._gradients.updates.values()):
             self.keep(found.UNUSED_PASSES, [{"passes": used + unused, "unused": unused}])
         self.keep(found.UNUSED_GRADIENTS, self._held_by_none())
-        self.keep(found.DROPPED_GRADIENTS, [*self._dropped()])
+        self.keep(found.DROPPED_GRADIENTS, [*self._dropped()] or [*self._reduced_in_vain()])
         self.keep(found.DENSE_GRADIENTS, [*self._dense()])
         self._gradients, self._used_rows, self._multiplied = Gradients(), {}, set()
 
     def _parameters(self) -> Known:
         """Return the parameters of all models, then those that only an optimizer holds."""
         known: Known = {}
-        for model in self._subject.models:
+        for wrapped in self._subject.models:
+            model = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
             for name, parameter in model.named_parameters():
                 known.setdefault(id(parameter), (f"{type(model).__name__}.{name}", parameter))
         for optimizer in self._subject.optimizers:
@@ -161,7 +191,6 @@ class Training(FewSteps):
     def _dropped(self) -> Iterator[found.DroppedGradientsRow]:
         """Yield a row for each optimizer whose gradients are cleared after passes that another one uses."""
         total = sum(sum(costs.values()) for costs, _ in self._costs.values())
-        known = self._parameters()
         for optimizer in self._subject.optimizers:
             which = id(self._gradients.of(optimizer))
             dropped, places = 0.0, list[str | None]()
@@ -173,12 +202,36 @@ class Training(FewSteps):
                     dropped += of_pass
                     places.append(place)
             if dropped and 2 * len(places) >= len(self._costs) / len(self._subject.optimizers):
-                held = parameters_of(optimizer)
-                name = next((known[id(p)][0] for p in held if id(p) in known), type(optimizer).__name__)
-                yield {
-                    "optimizer": type(optimizer).__name__, "parameters": len(held), "first": name,
-                    "passes": len(places), "of_passes": len(self._costs), "share": dropped / total, "place": places[-1],
-                }  # fmt: skip
+                yield self._dropped_row(optimizer, places, dropped / total, 0.0)
+
+    def _reduced_in_vain(self) -> Iterator[found.DroppedGradientsRow]:
+        """Yield a row for each optimizer whose gradients the ranks reduce in passes for another, and then clear.
+
+        They are of weights between the loss and those that the pass is for, such as a critic's.
+        """
+        total_s = sum(each.total_s for each in self._reduced.values())
+        total = sum(each.elements.total() for each in self._reduced.values())
+        for optimizer in self._subject.optimizers:
+            which = id(self._gradients.of(optimizer))
+            dropped_s, dropped, places = 0.0, 0, list[str | None]()
+            for number, reduced in self._reduced.items():
+                fates = self._gradients.fates.get(number, {})
+                used = {each for each, is_used in fates.items() if is_used}
+                of_pass = sum(cost_s for (of, others), cost_s in reduced.costs.items() if of == which and others & used)
+                if used and fates.get(which) is False and of_pass and reduced.elements[which]:
+                    dropped_s, dropped = dropped_s + of_pass, dropped + reduced.elements[which]
+                    places.append(reduced.place)
+            if places and 2 * len(places) >= len(self._reduced) / len(self._subject.optimizers):
+                yield self._dropped_row(optimizer, places, dropped_s / total_s, dropped / total)
+
+    def _dropped_row(
+        self, optimizer: Optimizer, places: Sequence[str | None], share: float, reduced_share: float
+    ) -> found.DroppedGradientsRow:
+        known, held = self._parameters(), parameters_of(optimizer)
+        name = next((known[id(p)][0] for p in held if id(p) in known), type(optimizer).__name__)
+        return {"optimizer": type(optimizer).__name__, "parameters": len(held), "first": name, "passes": len(places),
+                "of_passes": len(self._costs), "share": share, "reduced_share": reduced_share,
+                "place": places[-1]}  # fmt: skip
 
     def _dense(self) -> Iterator[found.DenseGradientsRow]:
         """Yield a row for each large table of which few rows have a gradient of their own."""

@@ -13,8 +13,10 @@ from cs_systems.analysis.comparison.loop_ranks import (
     EXCHANGE,
     LATE_RANK,
     LOOP_RANKS,
+    UNREDUCED,
     CallRow,
     RankReport,
+    ReplicaReport,
     StepReport,
     tables_of,
 )
@@ -39,13 +41,48 @@ def step(
 def report(rank: int, steps: Sequence[StepReport], **values: Any) -> RankReport:
     row: RankReport = {"rank": rank, "steps": {str(number): each for number, each in enumerate(steps)}, "wrapper": "",
                        "parameter_bytes": 4 * MIB, "bucket_bytes": [], "marked": 0, "marking_s": 0.0, "unused": None,
-                       "own_python": [], "elements": 100.0}  # fmt: skip
+                       "own_python": [], "elements": 100.0, "replicas": []}  # fmt: skip
     return {**row, **values}  # type: ignore[typeddict-item]
 
 
 def python(function: str, time_s: float) -> OwnPythonRow:
     return {"phase": "other", "function": function, "place": "train.py:8", "calls": None, "time_s": time_s,
             "share": 1.0, "samples": 9}  # fmt: skip
+
+
+def replica(*digests: str, **values: Any) -> ReplicaReport:
+    row: ReplicaReport = {"model": "Net", "parameters": 4, "size_bytes": 10 * MIB, "ranks": [0, 1],
+                          "steps": {str(number): each for number, each in enumerate(digests)}, "function": "main",
+                          "place": "train.py:8"}  # fmt: skip
+    return {**row, **values}  # type: ignore[typeddict-item]
+
+
+def unreduced(first: Sequence[ReplicaReport], second: Sequence[ReplicaReport], *calls: CallRow) -> list[Any]:
+    ranks = [report(n, 3 * [step(*calls)], replicas=[*each]) for n, each in enumerate((first, second))]
+    return [*UNREDUCED.of(tables_of(ranks))]
+
+
+def test_model_is_unreduced_if_its_weights_differ_in_three_steps() -> None:
+    one, other, small = replica("a", "b", "c"), replica("d", "e", "f"), call(0.1, size_bytes=MIB - 1)
+    row = {"model": "Net", "parameters": 4, "ranks": 2, "steps": 3, "function": "main", "place": "train.py:8"}
+    assert unreduced([one], [other], small, call(0.1, is_gradients=True)) == [row]
+    assert unreduced([one, one | {"model": "B"}], [one | {"model": "B"}, other]) == [row], "the order does not matter"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "calls"),
+    [
+        ([replica("a", "b", "c")], [replica("d", "e", "c")], []),
+        ([replica("a", "b")], [replica("c", "d")], []),
+        ([replica("a", "b", "c")], [], []),
+        (2 * [replica("a", "b", "c")], 2 * [replica("d", "e", "f")], []),
+        ([replica("a", "b", "c", ranks=[0])], [replica("d", "e", "f", ranks=[1])], []),
+        ([replica("a", "b", "c")], [replica("d", "e", "f")], [call(0.1, size_bytes=MIB)]),
+    ],
+    ids=["averaged in a step", "2 steps", "called on a rank", "of two models", "not replicated", "exchanged"],
+)
+def test_model_is_not_unreduced(first: Any, second: Any, calls: Any) -> None:
+    assert not unreduced(first, second, *calls)
 
 
 def test_last_rank_delays_the_others_by_their_waiting_time() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from cs_systems.analysis.diagnosis import Answer, apply_rules
 from cs_systems.analysis.diagnosis._evidence import Evidence
-from tests.analysis.diagnosis.test_loop_rules import LOOP, loop, own
+from tests.analysis.diagnosis.test_loop_rules import DROPPED, LOOP, loop, own
 
 RANKS = [
     {"rank": 0, "steps": 5, "step_s": 0.1, "waiting_s": 0.03, "pairwise_s": 0.0, "other_s": 0.0, "leads": False},
@@ -99,6 +99,16 @@ PLANTED: dict[str, tuple[Any, str]] = {
         "now 100 ms",
     ),
 }
+
+
+def test_gradients_reduced_in_vain_are_named_before_the_transfer_that_they_are_part_of() -> None:
+    sent = {"name": "all_reduce", "phase": "backward", "place": None, "callee": None, "count": 2, "size_bytes": 1 << 20,
+            "share": 0.2, "are_gradients": True, "is_model_sized": True, "option": None,
+            "changed_bytes": None}  # fmt: skip
+    dropped = DROPPED | {"share": 0.0, "reduced_share": 0.5}
+    evidence = ranks({"transfer_share": 0.2}, dropped_gradients=[dropped], loop_collectives=[sent])
+    found = [one.code for one in apply_rules(evidence).diagnoses]
+    assert found == ["unused-gradients", "exposed-communication"]
 
 
 @pytest.mark.parametrize("code", PLANTED)

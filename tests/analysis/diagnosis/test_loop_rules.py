@@ -86,7 +86,8 @@ def inner(function: str, line: int, time_s: float, **known: Any) -> dict[str, An
 
 TABLE = {"parameter": "Net.items.weight", "rows": 150_000, "used": 2_000, "share": 0.9}
 DROPPED = {"optimizer": "Adam", "parameters": 14, "first": "Generator.net.0.weight", "passes": 8, "of_passes": 16,
-           "share": 0.4, "place": "train.py:30"}  # fmt: skip
+           "share": 0.4, "reduced_share": 0.0, "place": "train.py:30"}  # fmt: skip
+UNREDUCED = {"model": "Net", "parameters": 8, "ranks": 2, "steps": 13, "function": "main", "place": "train.py:8"}
 AGAIN = {"steps": 4, "of_steps": 4, "passes": 8.0, "share": 0.75, "place": "train.py:30"}
 BROADCAST = {"shape": "192 × 192 × 128", "elements": 4_718_592, "from_elements": 49_152, "to_elements": 36_864}
 REMADE = {"optimizer": "Adam", "steps": 11, "made": 11, "state": "exp_avg, exp_avg_sq"}
@@ -388,6 +389,14 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         "Net.encoder gets no gradient through the sample of its Normal, which Net.decoder.0 takes, and learns from "
         "kl_divergence alone: Net.forward() at train.py:8 calls sample(), which cuts the gradient: draw with rsample() "
         "there, which keeps the gradient",
+    ),
+    "gradients-not-reduced": (
+        loop({"unreduced_gradients": [UNREDUCED]}),
+        None,
+        "each of the 2 ranks trains Net alone, as no gradient is averaged: its DistributedDataParallel is not called "
+        "with gradients: main() at train.py:8 calls Net itself, and the weights of the ranks differ in all 13 steps "
+        "that were looked at: call the wrapped model in place of its module (model.module) for each pass that is "
+        "differentiated; give its forward an argument for what its other methods compute",
     ),
     "empty-clipping": (
         loop({"empty_clipping": [CLIPPED]}),
@@ -1278,6 +1287,20 @@ def test_gradients_for_another_optimizer_are_named_with_the_backward_pass() -> N
         "other model (.detach()), or make it under torch.no_grad()"
     )
     assert not causes(loop({"dropped_gradients": [DROPPED | {"share": 0.01}]}))
+
+
+def test_gradients_that_ranks_reduce_in_vain_are_named_with_the_model_to_freeze() -> None:
+    reduced = DROPPED | {"share": 0.0, "reduced_share": 0.5}
+    sent = {"share": 0.2, "are_gradients": True}
+    (found,) = causes(loop({"dropped_gradients": [reduced], "loop_collectives": [sent]}))
+    assert found.sentence == (
+        "8 of 16 backward passes also compute and reduce gradients of 14 parameters of another optimizer (Adam), such "
+        "as Generator.net.0.weight, and zero_grad clears them before it steps (train.py:30): for the forward and "
+        "backward of these passes call requires_grad_(False) on that model, and call the module inside "
+        "DistributedDataParallel (model.module)"
+    )
+    assert found.takes == pytest.approx(0.01), "half of the reductions"
+    assert not causes(loop({"dropped_gradients": [reduced], "loop_collectives": [sent | {"are_gradients": False}]}))
 
 
 def test_small_shares_inside_the_model_are_no_cause() -> None:

@@ -15,7 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cs_systems import Recorder
 
-KINDS = ("sleeps", "batch", "passes", "no_sync", "buckets", "tensors", "searches", "stages", "tokens", "buffers")
+ALONE = ("module", "by_hand", "averaged")  # the model is called without DistributedDataParallel
+ADVERSARIAL = ("adversary", "frozen_adversary")
+KINDS = ("sleeps", "batch", "passes", "no_sync", "buckets", "tensors", "searches", "stages", "tokens", "buffers",
+         *ALONE, "evaluates", *ADVERSARIAL)  # fmt: skip
 STEPS = 12
 
 
@@ -52,10 +55,46 @@ class Exchange(torch.autograd.Function):
         return out
 
 
-def step(kind: str, model: Any, rank: int) -> Tensor:
+class Adversary:
+    """Critic that is trained on the results of a model, which is trained through it."""
+
+    def __init__(self, *, is_frozen: bool) -> None:
+        self.is_frozen = is_frozen
+        self.model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 512), nn.ReLU(), nn.Linear(512, 1)))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01)
+
+    def loss(self, made: Tensor) -> Tensor:
+        self.optimizer.zero_grad()
+        self.model(made.detach()).mean().backward()
+        self.optimizer.step()
+        self.model.requires_grad_(not self.is_frozen)
+        loss: Tensor = -(self.model.module if self.is_frozen else self.model)(made).mean()
+        self.model.requires_grad_(True)
+        return loss
+
+
+def alone(kind: str, model: Any, rank: int, number: int) -> Tensor:
+    """Run forward and backward on a rank's own numbers, and average gradients or weights as far as the kind does."""
+    loss: Tensor = model.module(torch.full((8, 8), 1.0 + rank)).square().mean()  # module
+    loss.backward()
+    averaged = {"by_hand": [p.grad for p in model.parameters()], "averaged": [p.data for p in model.parameters()]}
+    if kind == "by_hand" or number % 3 == 0:
+        for each in averaged.get(kind, ()):
+            dist.all_reduce(each)
+            each /= 2
+    return loss.detach()
+
+
+def step(kind: str, model: Any, rank: int, number: int, adversary: Adversary | None) -> Tensor:
     """Run forward and backward, and return the loss."""
     if kind == "stages":
         return stages(model, rank)
+    if kind in ALONE:
+        return alone(kind, model, rank, number)
+    if adversary is not None:
+        against = adversary.loss(model(torch.full((8, 8), 1.0 + rank)))
+        against.backward()  # through the adversary
+        return against.detach()
     width = next(model.parameters()).shape[0]
     passes = 3 if kind in ("passes", "no_sync") else 1
     for number in range(passes):
@@ -68,6 +107,9 @@ def step(kind: str, model: Any, rank: int) -> Tensor:
             if kind == "tokens" and rank:
                 time.sleep(0.02)  # the work of an expert with many tokens
             loss.backward()
+    if kind == "evaluates":
+        with torch.no_grad():
+            model.module(inputs)
     if kind == "tensors":
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
@@ -97,13 +139,15 @@ def train(kind: str, out: Path | None, rank: int) -> list[float]:
     """Run a loop, recorded if a folder is given, and return its losses."""
     model = model_of(kind)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    adversary = Adversary(is_frozen=kind.startswith("frozen")) if kind in ADVERSARIAL else None
+    trained = ([model, adversary.model], [optimizer, adversary.optimizer]) if adversary else (model, optimizer)
     losses = []
-    recorder = out and Recorder(model, optimizer, out=out, warmup=3, steps=3, profile="none", patience_s=20)
+    recorder = out and Recorder(*trained, out=out, warmup=3, steps=3, profile="none", patience_s=20)
     with recorder or nullcontext():
-        for _ in range(STEPS):
+        for number in range(STEPS):
             with recorder.step() if recorder else nullcontext():
                 optimizer.zero_grad()
-                losses.append(step(kind, model, rank))
+                losses.append(step(kind, model, rank, number, adversary))
                 optimizer.step()
                 if kind == "sleeps" and rank == 1:
                     metrics()

@@ -14,6 +14,7 @@ from cs_systems.measure.recorder.graph_size import (
     graph_size,
     largest_broadcast,
     multiplied,
+    weight_costs,
 )
 
 
@@ -57,6 +58,18 @@ def test_cost_is_that_of_the_owners_below_an_operator() -> None:
     assert costs.keys() == {frozenset({0}), frozenset({0, 1})}
     assert costs[frozenset({0})] == pytest.approx(8 * 64 / ELEMENTS_PER_S + 2 * 8 * 64 * 64 / FLOPS_PER_S)
     assert costs_by_owners(critic(fake.detach()).sum(), owners).keys() == {frozenset({1})}
+
+
+def test_cost_of_weights_on_the_way_is_that_of_products_with_others_below_them() -> None:
+    generator, critic = nn.Linear(64, 64), nn.Linear(64, 1)
+    owners = {id(p): number for number, model in enumerate((generator, critic)) for p in model.parameters()}
+    fake = generator(torch.ones(8, 64))
+    costs, total_s = weight_costs(critic(fake), owners)
+    critic_s = 8 * 1 / ELEMENTS_PER_S + 2 * 8 * 64 / FLOPS_PER_S
+    assert costs == {(1, frozenset({0})): pytest.approx(critic_s)}
+    assert total_s == pytest.approx(2 * critic_s + 8 * 64 / ELEMENTS_PER_S + 2 * 8 * 64 * 64 / FLOPS_PER_S)
+    assert weight_costs(critic(fake.detach()), owners)[0] == {}
+    assert weight_costs(critic.requires_grad_(False)(generator(torch.ones(8, 64))), owners)[0] == {}
 
 
 def test_operands_of_products_are_used_as_a_whole_and_looked_up_rows_are_not() -> None:

@@ -18,6 +18,7 @@ from cs_systems.machine.device import Device
 from cs_systems.measure.recorder import rank_steps
 from cs_systems.measure.recorder.observers import Period
 from cs_systems.measure.recorder.rank_steps import RankSteps
+from cs_systems.measure.recorder.replicas import Replicas
 from cs_systems.measure.recorder.subject import Subject
 from cs_systems.measure.recorder.tracker import Tracker
 
@@ -44,7 +45,8 @@ def test_looking_at_the_stack_does_not_count_as_transfer(
     monkeypatch.setattr(rank_steps, "own_lines", slow_lines)
     device = Device(torch.device("cpu"))
     subject, meeting = Subject("loop", device, [model], [], None, 1), SimpleNamespace(rank=0)
-    ranks = RankSteps(subject, Tracker(device, time.perf_counter, lambda: None), meeting, 1.0)  # type: ignore[arg-type]
+    tracker = Tracker(device, time.perf_counter, lambda: None)
+    ranks = RankSteps(subject, tracker, meeting, 1.0, Replicas())  # type: ignore[arg-type]
     ranks.begins(Period.FIRST)
     model(torch.ones(8, 8)).sum().backward()
     calls = {call.name: call.spans for call in ranks._calls}

@@ -174,6 +174,33 @@ def test_buffers_that_each_forward_sends_are_named_with_its_line(of_causes: tupl
 
 
 @pytest.mark.timeout(120)
+def test_model_that_each_rank_trains_alone_is_named_unless_the_ranks_average_it(
+    of_causes: tuple[Path, list[str]],
+) -> None:
+    kinds = (*rank_causes.ALONE, "evaluates", "passes")
+    found = {kind: read_records(of_causes[0] / kind)[0][0].results.get("unreduced_gradients") for kind in kinds}
+    (row,) = found.pop("module") or ()
+    assert (row["model"], row["parameters"], row["ranks"]) == ("Sequential", 12, 2)
+    assert row["steps"] >= 3
+    assert found == dict.fromkeys(found)
+
+
+@pytest.mark.timeout(120)
+def test_gradients_that_the_ranks_reduce_in_vain_are_named_unless_they_are_frozen(
+    of_causes: tuple[Path, list[str]],
+) -> None:
+    found = {kind: read_records(of_causes[0] / kind)[0][0].results.get("dropped_gradients")
+             for kind in rank_causes.ADVERSARIAL}  # fmt: skip
+    lines = Path(rank_causes.__file__).read_text().splitlines()
+    line = next(n for n, text in enumerate(lines, 1) if text.endswith("# through the adversary"))
+    (row,) = found["adversary"] or ()
+    assert (row["parameters"], row["first"], row["place"]) == (4, "Sequential.0.weight", f"rank_causes.py:{line}")
+    assert 0.1 < row["share"] < 0.3
+    assert 0.25 < row["reduced_share"] < 0.5
+    assert found["frozen_adversary"] is None
+
+
+@pytest.mark.timeout(120)
 def test_stages_and_experts_that_wait_are_named(of_causes: tuple[Path, list[str]]) -> None:
     causes = {kind: diagnose(read_records(of_causes[0] / kind)[0]).causes for kind in ("stages", "tokens")}
     assert re.match(r"[3-9]\d% of the step the stages of a pipeline wait in sends and receives", causes["stages"][0])
