@@ -112,6 +112,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "periodic-steps": ("periodic-pause",),
     "pinned-allocation": ("blocking-call",),
     "pipeline-bubbles": ("pipeline-bubble",),
+    "product-order": ("slow-products", "unfused-attention"),
     "precision-casts": ("casts",),
     "python-in-forward": ("host-python",),
     "rate-as-factor": ("learning-rate-too-small",),

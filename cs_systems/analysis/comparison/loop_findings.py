@@ -399,6 +399,24 @@ class RepeatedRowsRow(TypedDict):
     backward_s: float
 
 
+class ProductOrderRow(TypedDict):
+    """Product of three matrices, (left right) other, whose other order needs much less arithmetic, on a CPU.
+
+    The left one is batches × rows × inner, the right one inner × summed, and the other one summed × width.
+    """
+
+    batches: int
+    rows: int
+    inner: int
+    summed: int
+    width: int  # of the widest, if several use the matrix in the middle
+    products: int  # such products in a step
+    steps: int
+    flops_share: float  # share of the arithmetic, forward and backward, that the other order needs
+    time_s: float  # of these products per step, measured apart from the loop
+    other_s: float  # in the other order
+
+
 class SamplesAsTimeRow(TypedDict):
     """Recurrent layer without batch_first whose input has the samples of the batch where it expects steps of time."""
 
@@ -601,6 +619,7 @@ REPEATED_CALLS = Table("repeated_calls", RepeatedCallsRow, "calls of a model wit
 REPEATED_MODULES = Table("repeated_modules", RepeatedModulesRow, "calls of modules that compute a result again")
 ONE_HOT = Table("one_hot_products", OneHotRow, "linear layers that multiply one-hot rows")
 REPEATED_ROWS = Table("repeated_rows", RepeatedRowsRow, "rows that are looked up for each part of a batch")
+PRODUCT_ORDERS = Table("product_orders", ProductOrderRow, "products of three matrices in the costlier order")
 SAMPLES_AS_TIME = Table("samples_as_time", SamplesAsTimeRow, "recurrent layers that walk over the samples of a batch")
 DROPPED_GRADIENTS = Table(
     "dropped_gradients", DroppedGradientsRow, "gradients that are cleared before their optimizer's step"

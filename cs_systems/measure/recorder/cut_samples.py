@@ -26,7 +26,7 @@ from cs_systems.instrument.compiler import Observation, Undo, is_tracing, passed
 from cs_systems.measure.recorder.graph_size import MOST_NODES, is_product, nodes_below
 from cs_systems.measure.recorder.guard import as_guest
 from cs_systems.measure.recorder.observers import Period, Replacing, is_profiled
-from cs_systems.measure.recorder.operator_times import packing_noted
+from cs_systems.measure.recorder.operator_times import is_packing, packing_noted
 from cs_systems.measure.recorder.stacks import Line, function_of, own_lines, place_of
 from cs_systems.measure.recorder.subject import Subject
 from cs_systems.measure.recorder.tracker import Tracker
@@ -144,7 +144,7 @@ class CutSamples(Replacing):
         if not self._draws and not self._steps:
             return
         # hooks that were entered before the observer looked pack tensors, too
-        self._is_unknown |= torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+        self._is_unknown |= is_packing()
         fixed = [each for each in self._divergences if _is_fixed(each)]
         operators = {number for each in fixed for number in each.operators}
         self._others |= {id(leaf) for leaf in _leaves(_reached(roots, operators))}

@@ -51,7 +51,7 @@ def _between(nodes: Iterable[Any], parameters: Collection[int]) -> range:
     return range(min(numbers), max(numbers) + 1) if numbers else range(0)
 
 
-def _first_nodes(roots: Any) -> list[Any]:
+def first_nodes(roots: Any) -> list[Any]:
     """Return the nodes of the tensors among the roots of a backward pass."""
     tensors = [roots] if isinstance(roots, Tensor) else [each for each in roots if isinstance(each, Tensor)]
     return [each.grad_fn for each in tensors if each.grad_fn is not None]
@@ -108,7 +108,7 @@ def leaves_below(roots: Any) -> list[Tensor]:
 
 def nodes_below(roots: Any) -> set[Any]:
     """Return the nodes below the roots of a backward pass, these included; some of them if there are very many."""
-    waiting = _first_nodes(roots)
+    waiting = first_nodes(roots)
     seen = {*waiting}
     while waiting and len(seen) < MOST_NODES:
         below = dict.fromkeys(each for each, _ in waiting.pop().next_functions if each is not None)
@@ -170,7 +170,7 @@ def _is_vector(node: Any) -> bool:
 def inputs_first(roots: Any) -> Iterator[tuple[Any, list[Any]]]:
     """Yield each node below the roots after the nodes that follow it in backward, and these."""
     done = set[Any]()
-    waiting = [(node, False) for node in _first_nodes(roots)]
+    waiting = [(node, False) for node in first_nodes(roots)]
     while waiting and len(done) < MOST_NODES:
         node, is_left = waiting.pop()
         if node in done:
@@ -244,7 +244,7 @@ def largest_broadcast(roots: Any) -> tuple[tuple[int, ...], int, int] | None:
     Returns its shape, the elements of the tensors that it is made from, and the elements of the sum. Between the two,
     elementwise operators keep its shape.
     """
-    waiting: list[tuple[Any, int]] = [(node, 0) for node in _first_nodes(roots)]
+    waiting: list[tuple[Any, int]] = [(node, 0) for node in first_nodes(roots)]
     seen, found = set[Any](), None
     while waiting and len(seen) < MOST_NODES:
         node, left = waiting.pop()  # left: the elements of the sum over it; 0 if it is not summed up

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from cs_systems.instrument.compiler import Undo, passed_through, replaced
@@ -32,6 +33,11 @@ class OperatorTimer:
     def remove(self) -> None:
         for each in self._hooks:
             each.remove()
+
+
+def is_packing() -> bool:
+    """Return whether hooks pack the tensors that autograd keeps, perhaps since before an observer looked."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
 def packing_noted(note: Callable[[], object]) -> Undo:

@@ -48,6 +48,7 @@ from cs_systems.measure.recorder.padding import Padding
 from cs_systems.measure.recorder.paired_targets import PairedTargets
 from cs_systems.measure.recorder.passes import Passes
 from cs_systems.measure.recorder.phases import Moment
+from cs_systems.measure.recorder.product_order import ProductOrders
 from cs_systems.measure.recorder.random_draws import RandomDraws
 from cs_systems.measure.recorder.rank_steps import RankSteps
 from cs_systems.measure.recorder.remade_optimizers import RemadeOptimizers
@@ -139,6 +140,7 @@ class Recording:
             SlowSettings(of), PairedTargets(), InputGradients(of), Energy(of), OtherThreads(of), self._mode,
             self._loaded, RandomDraws(tracker, hidden, compiled), EmptyClipping(tracker), RepeatedRows(of, compiled),
             CutSamples(of, tracker), Covariances(of, tracker, compiled),
+            ProductOrders(of, compiled),
         ]  # fmt: skip
         if self._writer.meeting is not None:
             replicas = Replicas()

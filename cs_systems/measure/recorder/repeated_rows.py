@@ -25,7 +25,7 @@ from cs_systems.analysis.comparison.loop_findings import REPEATED_ROWS, Repeated
 from cs_systems.instrument.compiler import Observation
 from cs_systems.measure.recorder.graph_size import nodes_below
 from cs_systems.measure.recorder.observers import Period, Replacing
-from cs_systems.measure.recorder.operator_times import OperatorTimer, packing_noted
+from cs_systems.measure.recorder.operator_times import OperatorTimer, is_packing, packing_noted
 from cs_systems.measure.recorder.subject import Subject
 
 MOST_STEPS, FEWEST_STEPS = 3, 2
@@ -87,8 +87,7 @@ class RepeatedRows(Replacing):
 
     def look_before_backward(self, roots: Any) -> None:
         self._passes += 1
-        # hooks that were entered before the observer looked pack tensors, too
-        if not self._packs and torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
+        if not self._packs and not is_packing():
             for node, lookup, indices in self._lookups(roots):
                 self._here[lookup] += 1
                 self._timers.append((lookup, OperatorTimer(node)))

@@ -112,6 +112,8 @@ DRAWN = {"drawn": "torch.randn", "shape": "16 × 8", "function": "Noise.add", "p
 SETTING = {"setting": "fp16", "is_autocast": True, "layers": 8, "time_s": 0.05, "usual_s": 0.01}
 SAME_ROWS = {"tensor": "Net.table", "shape": "225 × 12", "index": "16 × 64 × 64", "copies": 16, "lookups": 2,
              "steps": 3, "forward_s": 0.004, "backward_s": 0.016}  # fmt: skip
+ORDER = {"batches": 4, "rows": 640, "inner": 12, "summed": 640, "width": 12, "products": 2, "steps": 3,
+         "flops_share": 0.02, "time_s": 0.05, "other_s": 0.001}  # fmt: skip
 ONE_HOT = {"module": "Net.first", "width": 3_000, "nonzeros": 1, "is_ones": True, "rows": 300, "steps": 3,
            "of_steps": 3, "time_s": 0.01, "share": 0.5, "backward_ratio": 1.5, "elements_share": 0.5,
            "function": "Net.forward", "place": "train.py:9"}  # fmt: skip
@@ -317,6 +319,15 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         "looked up 16 times; 1 similar lookup: look the rows up once, with one of the equal parts of the index "
         "(16 × 64 × 64), and let the operators after it broadcast the result",
     ),
+    "product-order": (
+        loop({"product_orders": [ORDER], "inner_lines": [inner("Attention.forward", 8, 0.001, source="m = w @ v")]}),
+        None,
+        "about 50% of the step is products of three matrices in the costlier order: (640 × 12 by 12 × 640) by 640 × 12 "
+        "makes a matrix of 640 × 640 for each of 4 batches, and 1 similar product; the other order makes one of "
+        "12 × 12, and needs 2% of the arithmetic (Attention.forward() at train.py:8): multiply the last two first: "
+        "a @ (b @ c) in place of (a @ b) @ c, for attention without softmax q @ (k.transpose(-2, -1) @ v), with sums "
+        "over rows as q @ k.sum(-2).unsqueeze(-1); or torch.linalg.multi_dot",
+    ),
     "decompositions": (
         loop({"inner_lines": [inner("nuclear", 8, 0.03, method="svdvals", source="s = torch.linalg.svdvals(h)")]}),
         None,
@@ -513,6 +524,16 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "repeated-rows: a tenth of the step": (
         {"repeated_rows": [SAME_ROWS | {"backward_s": 0.00666}]},
         {"repeated_rows": [SAME_ROWS | {"backward_s": 0.00667}]},
+    ),
+    "product-order: a tenth of the step": (
+        {"product_orders": [ORDER | {"time_s": 0.0109}]}, {"product_orders": [ORDER | {"time_s": 0.0111}]},
+    ),
+    "product-order: hardly longer than the phases": (
+        {"product_orders": [ORDER | {"time_s": 0.139}]}, {"product_orders": [ORDER | {"time_s": 0.137}]},
+    ),
+    "product-order: faster in the other order": (
+        {"product_orders": [ORDER | {"other_s": 0.05}, ORDER | {"time_s": 0.0109}]},
+        {"product_orders": [ORDER | {"other_s": 0.05}, ORDER | {"time_s": 0.0111}]},
     ),
     "repeated-rows: without the first copy": (
         {"repeated_rows": [SAME_ROWS | {"copies": 1}]}, {"repeated_rows": [SAME_ROWS | {"copies": 3}]},
@@ -856,6 +877,12 @@ def test_rows_with_several_numbers_are_looked_up_in_an_embedding_bag(
     assert words in found.cause
     assert found.remedy.startswith('look the rows of its weight up: nn.EmbeddingBag(mode="sum")')
     assert found.remedy.endswith(f"{remedy}; add its bias to the result")
+
+
+def test_products_of_two_functions_have_no_line() -> None:
+    lines = [inner(name, 8, 0.001, source="m = w @ v") for name in ("A.forward", "B.forward")]
+    (found,) = causes(loop({"product_orders": [ORDER], "inner_lines": lines}))
+    assert found.where == ""
 
 
 def test_repeated_call_with_a_used_result_is_reported_with_the_same_result() -> None:

@@ -1163,6 +1163,7 @@ FAULTS: dict[str, tuple[Callable[[], Step], str]] = {  # name → (the loop, the
     "two_losses_with_two_passes": (two_losses_with_two_passes, "repeated-backward"),
     "first_layers_for_each_depth": (lambda: perceptual(sliced), "repeated-calls"),
     "first_layers_in_own_code": (lambda: perceptual(with_functions_between), "repeated-calls"),
+    "attention_with_scores": (lambda: attention(with_scores), "product-order"),
     "one_hot_into_a_linear": (lambda: rows_into_a_linear(one_hot), "one-hot-products"),
     "one_hot_of_some_rows": (
         lambda: rows_into_a_linear(lambda: one_hot() * (torch.arange(64) % 4 != 0)[:, None]),
@@ -1611,7 +1612,28 @@ def last_of_packed(model: Recurrent, inputs: Tensor) -> Tensor:
     return state[0]
 
 
+def attention(use: Callable[[Tensor, Tensor, Tensor], Tensor], rows: int = 768) -> Step:
+    """Return a step of a layer of attention, multiplied by `use`."""
+    torch.manual_seed(0)
+    layer = nn.Linear(8, 24)
+    optimizer = AdamW(layer.parameters())
+
+    def step() -> None:
+        q, k, v = layer(torch.randn(2, rows, 8)).sigmoid().chunk(3, -1)
+        update(optimizer, (use(q, k, v) - 1).square().mean())
+
+    return step
+
+
+def with_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.transpose(-2, -1)
+    return scores @ v / scores.sum(-1, keepdim=True)
+
+
 SOUND: dict[str, Callable[[], Step]] = {
+    "attention_with_softmax": lambda: attention(lambda q, k, v: (q @ k.transpose(-2, -1)).softmax(-1) @ v),
+    "linear_attention": lambda: attention(lambda q, k, v: q @ (k.transpose(-2, -1) @ v) / len(q)),
+    "causal_attention_without_softmax": lambda: attention(lambda q, k, v: (q @ k.transpose(-2, -1)).tril() @ v / 9),
     "new_numbers_in_each_step": lambda: noisy(with_new_numbers, dropout=0.5),
     "noise_made_once": lambda: noisy(with_noise_made_once()),
     "the_same_noise_in_pairs": lambda: noisy(with_the_same_noise_in_pairs),

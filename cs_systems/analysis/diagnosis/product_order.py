@@ -1,0 +1,62 @@
+"""Rule for products of three matrices in the costlier order, such as linear attention that makes a score matrix."""
+
+from __future__ import annotations
+
+import re
+
+from cs_systems.analysis.comparison.loop_findings import INNER_LINES, PRODUCT_ORDERS
+from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.config import Phase
+from cs_systems.core.units import counted
+
+NOTABLE = 0.1  # share of the step that the other order saves
+MOST_LONGER = 1.5  # times the phases that hold the products; a longer measurement is not about this step
+REMEDY = (
+    "multiply the last two first: a @ (b @ c) in place of (a @ b) @ c, for attention without softmax "
+    "q @ (k.transpose(-2, -1) @ v), with sums over rows as q @ k.sum(-2).unsqueeze(-1); or torch.linalg.multi_dot"
+)
+_PRODUCT = re.compile(r" @ |\b(matmul|bmm|mm|einsum|linear)\(")
+
+
+def find(evidence: Evidence) -> Diagnosis | None:
+    """Find the time that the other order saves, measured on matrices of the same sizes."""
+    rows, step_s = PRODUCT_ORDERS.of(evidence.tables), evidence.step_s
+    if step_s is None or not rows:
+        return None
+    rows = [row for row in rows if row["other_s"] < row["time_s"]]
+    measured_s, other_s = sum(row["time_s"] for row in rows), sum(row["other_s"] for row in rows)
+    lasted_s = min(measured_s, evidence.phases_s(Phase.FORWARD, Phase.LOSS, Phase.BACKWARD))
+    if not rows or measured_s > MOST_LONGER * lasted_s:
+        return None
+    takes = lasted_s * (1 - other_s / measured_s)
+    if takes < NOTABLE * step_s:
+        return None
+    first = max(rows, key=lambda row: row["time_s"])
+    others = sum(row["products"] for row in rows) - 1
+    more = f", and {counted(others, 'similar product')}" if others else ""
+    a, b, c, d = first["rows"], first["inner"], first["summed"], first["width"]
+    each = f" for each of {first['batches']:,} batches" if first["batches"] > 1 else ""
+    cause = (
+        f"about {lasted_s / step_s:.0%} of the step is products of three matrices in the costlier order: "
+        f"({a:,} × {b:,} by {b:,} × {c:,}) by {c:,} × {d:,} makes a matrix of {a:,} × {c:,}{each}{more}; the other "
+        f"order makes one of {b:,} × {d:,}, and needs {first['flops_share']:.0%} of the arithmetic"
+    )
+    return Diagnosis(
+        cause, REMEDY, step_s, takes=takes, evidence=tuple({**row} for row in rows), where=_place(evidence)
+    )
+
+
+def _place(evidence: Evidence) -> str:
+    """Return the line with the most time among those with a product, if they are all in one function."""
+    phases = {Phase.FORWARD.value, Phase.LOSS.value}
+    lines = [
+        row for row in INNER_LINES.of(evidence.tables) if row["phase"] in phases and _PRODUCT.search(row["source"])
+    ]
+    if len({(row["function"], row["place"].partition(":")[0]) for row in lines}) != 1:
+        return ""
+    line = max(lines, key=lambda row: row["time_s"])
+    return f"{line['function']}() at {line['place']}" if line["function"] else line["place"]
+
+
+RULE = Rule(find, refines=("small-operators",))
