@@ -138,6 +138,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "small-buckets": ("small-buckets",),
     "small-operators": ("small-operators",),
     "small-grids": ("low-occupancy",),
+    "sparse-factors": ("slow-products",),
     "start-up": ("start-up",),
     "straggler": ("straggler",),
     "tensor-copies": ("needless-copies",),

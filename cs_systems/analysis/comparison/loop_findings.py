@@ -417,6 +417,18 @@ class ProductOrderRow(TypedDict):
     other_s: float  # in the other order
 
 
+class SparseFactorRow(TypedDict):
+    """Constant factor of products of which hardly any number differs from 0, as a dense matrix, on a CPU."""
+
+    rows: int
+    columns: int
+    nonzeros: int  # numbers that are not 0
+    products: int  # with it in a step
+    steps: int
+    time_s: float  # of these products per step, forward and backward, measured apart from the loop
+    sparse_s: float  # with a sparse matrix
+
+
 class SamplesAsTimeRow(TypedDict):
     """Recurrent layer without batch_first whose input has the samples of the batch where it expects steps of time."""
 
@@ -620,6 +632,7 @@ REPEATED_MODULES = Table("repeated_modules", RepeatedModulesRow, "calls of modul
 ONE_HOT = Table("one_hot_products", OneHotRow, "linear layers that multiply one-hot rows")
 REPEATED_ROWS = Table("repeated_rows", RepeatedRowsRow, "rows that are looked up for each part of a batch")
 PRODUCT_ORDERS = Table("product_orders", ProductOrderRow, "products of three matrices in the costlier order")
+SPARSE_FACTORS = Table("sparse_factors", SparseFactorRow, "constant matrices of zeros that products multiply")
 SAMPLES_AS_TIME = Table("samples_as_time", SamplesAsTimeRow, "recurrent layers that walk over the samples of a batch")
 DROPPED_GRADIENTS = Table(
     "dropped_gradients", DroppedGradientsRow, "gradients that are cleared before their optimizer's step"

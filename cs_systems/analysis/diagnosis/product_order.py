@@ -16,7 +16,7 @@ REMEDY = (
     "multiply the last two first: a @ (b @ c) in place of (a @ b) @ c, for attention without softmax "
     "q @ (k.transpose(-2, -1) @ v), with sums over rows as q @ k.sum(-2).unsqueeze(-1); or torch.linalg.multi_dot"
 )
-_PRODUCT = re.compile(r" @ |\b(matmul|bmm|mm|einsum|linear)\(")
+_PRODUCT = re.compile(r" @ |\b(matmul|bmm|mm|mv|einsum|F\.linear|functional\.linear)\(")
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
@@ -43,11 +43,11 @@ def find(evidence: Evidence) -> Diagnosis | None:
         f"order makes one of {b:,} × {d:,}, and needs {first['flops_share']:.0%} of the arithmetic"
     )
     return Diagnosis(
-        cause, REMEDY, step_s, takes=takes, evidence=tuple({**row} for row in rows), where=_place(evidence)
+        cause, REMEDY, step_s, takes=takes, evidence=tuple({**row} for row in rows), where=place_of_products(evidence)
     )
 
 
-def _place(evidence: Evidence) -> str:
+def place_of_products(evidence: Evidence) -> str:
     """Return the line with the most time among those with a product, if they are all in one function."""
     phases = {Phase.FORWARD.value, Phase.LOSS.value}
     lines = [

@@ -56,6 +56,7 @@ from cs_systems.measure.recorder.repeated_rows import RepeatedRows
 from cs_systems.measure.recorder.replicas import Replicas
 from cs_systems.measure.recorder.samples_as_time import SamplesAsTime
 from cs_systems.measure.recorder.slow_settings import SlowSettings
+from cs_systems.measure.recorder.sparse_factors import SparseFactors
 from cs_systems.measure.recorder.stages import PROFILES, Stage, Taken
 from cs_systems.measure.recorder.subject import Subject
 from cs_systems.measure.recorder.threads import Threads
@@ -139,8 +140,8 @@ class Recording:
             self._outcome, Padding(), RemadeOptimizers(), LearningRates(), DoubleSoftmax(), Unregistered(of),
             SlowSettings(of), PairedTargets(), InputGradients(of), Energy(of), OtherThreads(of), self._mode,
             self._loaded, RandomDraws(tracker, hidden, compiled), EmptyClipping(tracker), RepeatedRows(of, compiled),
-            CutSamples(of, tracker), Covariances(of, tracker, compiled),
-            ProductOrders(of, compiled),
+            CutSamples(of, tracker), Covariances(of, tracker, compiled), ProductOrders(of, compiled),
+            SparseFactors(of, compiled),
         ]  # fmt: skip
         if self._writer.meeting is not None:
             replicas = Replicas()

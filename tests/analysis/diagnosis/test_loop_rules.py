@@ -114,6 +114,8 @@ SAME_ROWS = {"tensor": "Net.table", "shape": "225 × 12", "index": "16 × 64 × 
              "steps": 3, "forward_s": 0.004, "backward_s": 0.016}  # fmt: skip
 ORDER = {"batches": 4, "rows": 640, "inner": 12, "summed": 640, "width": 12, "products": 2, "steps": 3,
          "flops_share": 0.02, "time_s": 0.05, "other_s": 0.001}  # fmt: skip
+ZEROS = {"rows": 1300, "columns": 1300, "nonzeros": 11_634, "products": 3, "steps": 3, "time_s": 0.05,
+         "sparse_s": 0.01}  # fmt: skip
 ONE_HOT = {"module": "Net.first", "width": 3_000, "nonzeros": 1, "is_ones": True, "rows": 300, "steps": 3,
            "of_steps": 3, "time_s": 0.01, "share": 0.5, "backward_ratio": 1.5, "elements_share": 0.5,
            "function": "Net.forward", "place": "train.py:9"}  # fmt: skip
@@ -318,6 +320,13 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         "19% of the step is the backward of an index (80%) and its lookup: the same rows of Net.table (225 × 12) are "
         "looked up 16 times; 1 similar lookup: look the rows up once, with one of the equal parts of the index "
         "(16 × 64 × 64), and let the operators after it broadcast the result",
+    ),
+    "sparse-factors": (
+        loop({"sparse_factors": [ZEROS], "inner_lines": [inner("Layer.forward", 8, 0.001, source="return a @ x")]}),
+        None,
+        "about 50% of the step is 3 products with a constant matrix of 1,300 × 1,300, of which 0.7% of the numbers are "
+        "not 0; sparse products take 20% of the time (Layer.forward() at train.py:8): make it a sparse tensor once "
+        "(matrix.to_sparse().coalesce(), torch.sparse.mm), or gather and add along its entries (index_add)",
     ),
     "product-order": (
         loop({"product_orders": [ORDER], "inner_lines": [inner("Attention.forward", 8, 0.001, source="m = w @ v")]}),
@@ -524,6 +533,16 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "repeated-rows: a tenth of the step": (
         {"repeated_rows": [SAME_ROWS | {"backward_s": 0.00666}]},
         {"repeated_rows": [SAME_ROWS | {"backward_s": 0.00667}]},
+    ),
+    "sparse-factors: a tenth of the step": (
+        {"sparse_factors": [ZEROS | {"time_s": 0.0199}]}, {"sparse_factors": [ZEROS | {"time_s": 0.0201}]},
+    ),
+    "sparse-factors: hardly longer than the phases": (
+        {"sparse_factors": [ZEROS | {"time_s": 0.139}]}, {"sparse_factors": [ZEROS | {"time_s": 0.137}]},
+    ),
+    "sparse-factors: faster as sparse ones": (
+        {"sparse_factors": [ZEROS | {"sparse_s": 0.05}, ZEROS | {"time_s": 0.0199}]},
+        {"sparse_factors": [ZEROS | {"sparse_s": 0.05}, ZEROS | {"time_s": 0.0201}]},
     ),
     "product-order: a tenth of the step": (
         {"product_orders": [ORDER | {"time_s": 0.0109}]}, {"product_orders": [ORDER | {"time_s": 0.0111}]},
@@ -877,6 +896,12 @@ def test_rows_with_several_numbers_are_looked_up_in_an_embedding_bag(
     assert words in found.cause
     assert found.remedy.startswith('look the rows of its weight up: nn.EmbeddingBag(mode="sum")')
     assert found.remedy.endswith(f"{remedy}; add its bias to the result")
+
+
+def test_further_constant_matrices_are_counted() -> None:
+    (found,) = causes(loop({"sparse_factors": [ZEROS | {"time_s": 0.02}, ZEROS]}))
+    assert "6 products with a constant matrix" in found.cause
+    assert "not 0; 1 more such matrix; sparse" in found.cause
 
 
 def test_products_of_two_functions_have_no_line() -> None:

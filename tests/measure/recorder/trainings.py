@@ -1163,6 +1163,7 @@ FAULTS: dict[str, tuple[Callable[[], Step], str]] = {  # name → (the loop, the
     "two_losses_with_two_passes": (two_losses_with_two_passes, "repeated-backward"),
     "first_layers_for_each_depth": (lambda: perceptual(sliced), "repeated-calls"),
     "first_layers_in_own_code": (lambda: perceptual(with_functions_between), "repeated-calls"),
+    "dense_adjacency": (lambda: over_a_graph(torch.matmul), "sparse-factors"),
     "attention_with_scores": (lambda: attention(with_scores), "product-order"),
     "one_hot_into_a_linear": (lambda: rows_into_a_linear(one_hot), "one-hot-products"),
     "one_hot_of_some_rows": (
@@ -1630,7 +1631,32 @@ def with_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return scores @ v / scores.sum(-1, keepdim=True)
 
 
+def adjacency(nodes: int, neighbours: int = 3) -> Tensor:
+    """Return a matrix with the neighbours of each node, and the node itself."""
+    generator = torch.Generator().manual_seed(0)
+    links = torch.eye(nodes)
+    links[torch.arange(nodes)[:, None], torch.randint(nodes, (nodes, neighbours), generator=generator)] = 1.0
+    return links / links.sum(1, keepdim=True)
+
+
+def over_a_graph(
+    gather: Callable[[Tensor, Tensor], Tensor], matrix: Callable[[], Tensor] = lambda: adjacency(1024)
+) -> Step:
+    """Return a step of a layer over the nodes of a graph; `gather` adds up those of neighbours by a constant matrix."""
+    torch.manual_seed(0)
+    links, layer = matrix(), nn.Linear(16, 64)
+    optimizer, inputs = AdamW(layer.parameters()), torch.randn(len(links), 16)
+
+    def step() -> None:
+        update(optimizer, (gather(links, layer(inputs).tanh()) - 1).square().mean())
+
+    return step
+
+
 SOUND: dict[str, Callable[[], Step]] = {
+    "sparse_adjacency": lambda: over_a_graph(torch.sparse.mm, lambda: adjacency(1024).to_sparse()),
+    "identity_in_a_product": lambda: over_a_graph(torch.matmul, lambda: torch.eye(1024)),
+    "causal_mean": lambda: over_a_graph(torch.matmul, lambda: torch.ones(1024, 1024).tril() / 1024),
     "attention_with_softmax": lambda: attention(lambda q, k, v: (q @ k.transpose(-2, -1)).softmax(-1) @ v),
     "linear_attention": lambda: attention(lambda q, k, v: q @ (k.transpose(-2, -1) @ v) / len(q)),
     "causal_attention_without_softmax": lambda: attention(lambda q, k, v: (q @ k.transpose(-2, -1)).tril() @ v / 9),
