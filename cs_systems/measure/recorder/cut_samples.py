@@ -34,7 +34,9 @@ from cs_systems.measure.recorder.tracker import Tracker
 MOST_DRAWS, MOST_CALLS = 8, 64  # of a step: samples, and divergences with the graphs of their distributions
 _OPERANDS = ("self", "mat1", "mat2", "input", "weight")  # of products, as autograd names what it keeps
 _ALL: Iterator[Any] = (getattr(distributions, name) for name in distributions.__all__)
-_WITH_SAMPLE = (each for each in _ALL if isinstance(each, type) and "sample" in vars(each))
+_WITH_SAMPLE: Iterator[type[Distribution]] = (
+    each for each in _ALL if isinstance(each, type) and "sample" in vars(each)
+)
 # those that have rsample() or are the base of others, which may have it
 _KINDS = [each for each in _WITH_SAMPLE if each is Distribution or each.has_rsample is not False]
 _Key = tuple[str, Line]
