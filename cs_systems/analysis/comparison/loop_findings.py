@@ -204,7 +204,9 @@ class RateScheduleRow(TypedDict):
     steps: int  # of the optimizer
     largest: float
     last: float
-    small: int  # steps after the recording with a small share of the largest rate
+    constant: int  # steps after the recording, up to the end, with the last rate
+    levels: int  # different rates
+    is_better: bool  # whether the number that ReduceLROnPlateau gets has become better since the recording
     scheduler: str | None
     planned: int | None  # steps of the scheduler for which it is laid out
     scheduled: int | None  # how often it has stepped

@@ -83,8 +83,10 @@ def is_of_machine(phases: Mapping[str, Sequence[float]]) -> bool:
     phases: seconds in each step. What a loop does for all its earlier steps is in one or two of them.
     """
     thirds = {name: len(times_s) // 3 for name, times_s in phases.items() if len(times_s) >= FEWEST}
-    ends = [(median(phases[name][:n]), median(phases[name][-n:])) for name, n in thirds.items()]
-    ends = [(early, late) for early, late in ends if early >= LEAST_PHASE_S]
+    every = [(median(phases[name][:n]), median(phases[name][-n:])) for name, n in thirds.items()]
+    short = [each for each in every if each[0] < LEAST_PHASE_S]
+    together = sum(early for early, _ in short), sum(late for _, late in short)
+    ends = [each for each in (*every, together) if each[0] >= LEAST_PHASE_S]
     if len(ends) < FEWEST_PHASES:
         return False
     rise = sum(late for _, late in ends) / sum(early for early, _ in ends) - 1

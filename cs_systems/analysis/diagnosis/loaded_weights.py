@@ -18,8 +18,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
     row = rows[0]
     where = f"{row['function']}() at {row['place']}" if row["function"] else row["place"]
     cause = (
-        f"the weights that {where} loads into {row['model']} are its own tensors: state_dict() returns no copy, and "
-        f"{row['steps']:,} steps have changed them since, so that loading them does nothing"
+        f"{row['model']} loads its own tensors ({where}): state_dict() returned them without a copy, and "
+        f"{row['steps']:,} steps have changed them since, so that loading does nothing"
     )
     return of_training(cause, REMEDY, rows)
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from cs_systems.analysis.comparison.loop_findings import (
     LEARNING_RATES,
@@ -30,9 +30,8 @@ from cs_systems.measure.recorder.observers import FewSteps, Period, Timing
 from cs_systems.measure.recorder.phases import Timeline
 
 FEWEST_AFTER = 3  # observed steps after the timed ones
-SMALL = 0.01  # share of the largest rate; the last fifteenth of a whole cosine is below it
-PLANS = ("total_steps", "T_max", "total_iters")  # attributes of schedulers that have a length
 STEADY = 0.8  # least ratio of the last of their rates to the first one
+PLANS = ("total_steps", "T_max", "total_iters")  # attributes of schedulers that have a length
 
 
 class _Rate(NamedTuple):
@@ -53,6 +52,7 @@ class _Course:
         self._scheduler = None if scheduler is None else weakref.ref(scheduler)
         self._name = None if scheduler is None else type(scheduler).__name__
         self._planned, self._scheduled = _planned(scheduler), None if scheduler is None else _scheduled(scheduler)
+        self._best, self._is_better = _best(scheduler), False
 
     def add(self, optimizer: Optimizer) -> None:
         """Note the rate in a further step."""
@@ -60,15 +60,19 @@ class _Course:
         scheduler = self._scheduler() if self._scheduler is not None else None
         if scheduler is not None:
             self._scheduled = _scheduled(scheduler)
+            self._is_better |= _best(scheduler) != self._best
 
     def row(self) -> RateScheduleRow:
-        largest = max(*(each.now for each in self._earlier), *self.rates)
+        known, last = [*(each.now for each in self._earlier), *self.rates], self.rates[-1]
+        constant = next((n for n, rate in enumerate(reversed(self.rates)) if rate != last), len(self.rates))
         return {
             "optimizer": self._optimizer,
             "steps": self._steps + len(self.rates),
-            "largest": largest,
-            "last": self.rates[-1],
-            "small": sum(rate < SMALL * largest for rate in self.rates),
+            "largest": max(known),
+            "last": last,
+            "constant": constant,
+            "levels": len({*known}),
+            "is_better": self._is_better,
             "scheduler": self._name,
             "planned": self._planned,
             "scheduled": self._scheduled,
@@ -179,6 +183,11 @@ def _planned(scheduler: LRScheduler | None) -> int | None:
     """Return the number of steps for which a scheduler is laid out, if it says so."""
     lengths = (getattr(scheduler, name, None) for name in PLANS)
     return next((length for length in lengths if isinstance(length, int) and length > 0), None)
+
+
+def _best(scheduler: LRScheduler | None) -> float | None:
+    """Return the best number that a ReduceLROnPlateau has got so far."""
+    return float(scheduler.best) if isinstance(scheduler, ReduceLROnPlateau) else None
 
 
 def _scheduled(scheduler: LRScheduler) -> int:

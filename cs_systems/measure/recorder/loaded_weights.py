@@ -11,7 +11,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -22,15 +22,28 @@ from cs_systems.measure.recorder.guard import as_guest
 from cs_systems.measure.recorder.observers import Observer
 from cs_systems.measure.recorder.phases import Timeline
 from cs_systems.measure.recorder.stacks import function_of, own_lines, place_of
+from cs_systems.measure.recorder.subject import Subject, parameters_of
 
-MOST_KEPT = 1000  # tensors of which is known when they were returned
+MOST_KEPT = 20  # returned tensors that are remembered
 
 
-class _Returned(NamedTuple):
-    """Tensor that `state_dict()` has returned, and the number of steps before."""
+class _Returned:
+    """Tensor that `state_dict()` has returned, with the number of steps before, and its versions.
 
-    tensor: weakref.ref[Tensor]
-    steps: int
+    A version counts the writes of a parameter, also by the tensors that share its memory.
+    """
+
+    def __init__(self, tensor: Tensor, steps: int) -> None:
+        self.tensor, self.steps = weakref.ref(tensor), steps
+        self.version = self.after_step = tensor._version
+
+    def step_ends(self) -> None:
+        if (tensor := self.tensor()) is not None:
+            self.after_step = tensor._version
+
+    def is_written_by_steps(self, tensor: Tensor) -> bool:
+        """Return whether steps have written it since, and nothing since the last one."""
+        return self.version < self.after_step == tensor._version
 
 
 class LoadedWeights(Observer):
@@ -38,14 +51,16 @@ class LoadedWeights(Observer):
 
     runs_operators = False
 
-    def __init__(self) -> None:
+    def __init__(self, subject: Subject) -> None:
         super().__init__()
+        self._subject = subject
+        self._trained: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.restart()
 
     def restart(self) -> None:
         self.kept = {}
         self._steps = 0
-        self._returned: dict[int, _Returned] = {}  # by the tensor's id; the first parameter of each call
+        self._returned: dict[int, _Returned] = {}  # first parameter of each call's result, by its id
 
     def observe(self, observation: Observation) -> None:
         """Watch the calls until the observation is closed."""
@@ -80,18 +95,23 @@ class LoadedWeights(Observer):
     @as_guest
     def _returns(self, module: nn.Module, state: Any) -> None:
         tensor = _first(module, state)
-        if tensor is not None and len(self._returned) < MOST_KEPT:
-            self._returned[id(tensor)] = _Returned(weakref.ref(tensor), self._steps)
-            self._returned = {key: each for key, each in self._returned.items() if each.tensor() is not None}
+        if tensor is not None and not isinstance(tensor, nn.Parameter):
+            kept = {key: each for key, each in self._returned.items() if each.tensor() is not None}
+            if len(kept) < MOST_KEPT:
+                kept[id(tensor)] = _Returned(tensor, self._steps)
+            self._returned = kept
 
     @untraced
     @as_guest
     def _loads(self, module: nn.Module, state: Any) -> None:
         tensor = _first(module, state)
         known = self._returned.get(id(tensor)) if tensor is not None else None
-        if known is None or known.tensor() is not tensor or known.steps == self._steps:
+        if tensor is None or known is None or known.tensor() is not tensor or not known.is_written_by_steps(tensor):
             return
         parameters = dict(module.named_parameters())
+        trained = {id(p) for each in (*self._trained, *self._subject.optimizers) for p in parameters_of(each)}
+        if not any(id(each) in trained for each in parameters.values()):
+            return  # such as an average of the weights, which the program writes itself
         _, line = own_lines(sys._getframe(1))
         if line is None or not all(_is_same(state.get(name), each) for name, each in parameters.items()):
             return
@@ -102,10 +122,18 @@ class LoadedWeights(Observer):
         self.keep(LOADED_WEIGHTS, [*self.kept.get(LOADED_WEIGHTS.name, ()), row][:1])
 
     def step_recorded(self, number: int, timeline: Timeline) -> None:
-        self._steps += 1
+        self._step_ends()
 
     def step_later(self, optimizer: Optimizer) -> None:
+        self._step_ends()
+
+    def _step_ends(self) -> None:
         self._steps += 1
+        for each in self._returned.values():
+            each.step_ends()
+
+    def end(self) -> None:
+        self._trained = weakref.WeakSet(self._subject.optimizers)
 
 
 def _first(module: nn.Module, state: Any) -> Tensor | None:
@@ -120,6 +148,7 @@ def _first(module: nn.Module, state: Any) -> Tensor | None:
 
 def _is_same(given: Any, parameter: nn.Parameter) -> bool:
     """Return whether a tensor has the memory of a parameter."""
-    if not isinstance(given, Tensor) or given.is_meta or parameter.is_meta:
-        return False
-    return given.data_ptr() == parameter.data_ptr() != 0
+    if type(given) not in (Tensor, nn.Parameter) or type(parameter) is not nn.Parameter:
+        return False  # such as a tensor without memory, or one that several ranks share
+    address: int = parameter.data_ptr()
+    return address != 0 and given.data_ptr() == address

@@ -128,7 +128,7 @@ class Recording:
         hidden = hiding(tracker.unobserved, nullcontext if device.is_cuda else self._watch.own_time)
         self._outcome = Outcome(lambda optimizer: tracker.observers.update_skipped(optimizer))
         of = self._subject
-        self._mode, self._loaded = EvaluationMode(of, tracker), LoadedWeights()
+        self._mode, self._loaded = EvaluationMode(of, tracker), LoadedWeights(of)
         of_calls = OneHot(of), SamplesAsTime()
 
         def compiled() -> int:

@@ -64,7 +64,8 @@ SAMPLED_S, MOST_SAMPLED_S = 0.5, 2.0  # total time to sample after the timing; t
 LEAST_SAMPLED, MOST_SAMPLED = 3, 200  # limits of the number of these steps
 ENOUGH_LOOKS = 100  # enough samples of the stack; a busy machine gives fewer
 BUSIER = 0.1  # rise of the share of the cores that other programs use
-BY_OTHERS = 3.5  # times that they may make a step longer, through caches and cores that are shared; 2.7 was seen
+BY_OTHERS = 2.5  # times that they may make a step longer, through caches and cores that are shared
+MOST_BY_OTHERS = 3.5  # the same where they become busier and busier; 2.7 was seen
 STEPS_WITH_SUMS = 3  # most sampled steps in which running totals are looked for
 LEAST_S = 1e-7  # a shorter step has only waited
 
@@ -421,7 +422,7 @@ class Watch(Observer):
     def _slower(self, growth: Growth | None) -> Growth | None:
         """Return the growth unless other programs, which have become busier, may be its cause."""
         is_busier = self._others.rise(FEWEST_STEPS) >= BUSIER
-        return None if growth is None or (is_busier and growth.last < BY_OTHERS * growth.first) else growth
+        return None if growth is None or (is_busier and growth.last < MOST_BY_OTHERS * growth.first) else growth
 
     def _slow_start(self, phases: Mapping[str, Sequence[float]]) -> tuple[set[int], list[found.SlowStartRow]]:
         """Return the first steps of the loop and their row, if they are much slower than all later ones."""

@@ -95,9 +95,10 @@ TWICE = {"function": "softmax", "loss": "cross_entropy", "passes": 10, "of_passe
 UNREGISTERED = {"holder": "Net.layers", "parameters": 4, "elements": 8_320, "largest": "64 × 64", "passes": 10}
 RATE = {"optimizer": "SGD", "steps": 36, "largest": 0.02, "largest_after": 2e-7, "last": 2e-9, "observed_after": 10,
         "scheduler": "StepLR", "scheduled": 36}  # fmt: skip
-SCHEDULE = {"optimizer": "SGD", "steps": 1000, "largest": 0.02, "last": 0.0008, "small": 0, "scheduler": "OneCycleLR",
-            "planned": 1000, "scheduled": 10}  # fmt: skip
-SHORT = SCHEDULE | {"scheduler": None, "planned": None, "scheduled": None, "small": 700}
+SCHEDULE = {"optimizer": "SGD", "steps": 1000, "largest": 0.02, "last": 0.0008, "constant": 90, "levels": 40,
+            "is_better": False, "scheduler": "OneCycleLR", "planned": 1000, "scheduled": 10}  # fmt: skip
+SHORT = SCHEDULE | {"scheduler": None, "planned": None, "scheduled": None, "constant": 700, "last": 2e-6}
+PLATEAU = SCHEDULE | {"scheduler": "ReduceLROnPlateau", "planned": None, "last": 2e-8}
 LOADED = {"model": "Net", "steps": 1200, "parameters": 8, "function": "test", "place": "train.py:8"}
 FACTOR = {"optimizer": "AdamW", "initial": 1e-3, "factor": 9e-4, "largest_factor": 1e-3, "rate": 9e-7, "scheduled": 36}
 MODE = {"model": "Net", "since": 12, "steps": 9, "dropout": 2, "statistics": 1, "function": "validate",
@@ -379,9 +380,8 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
     "loaded-weights": (
         loop({"loaded_weights": [LOADED]}),
         None,
-        "the weights that test() at train.py:8 loads into Net are its own tensors: state_dict() returns no copy, and "
-        "1,200 steps have changed them since, so that loading them does nothing: keep a copy: "
-        "copy.deepcopy(model.state_dict())",
+        "Net loads its own tensors (test() at train.py:8): state_dict() returned them without a copy, and 1,200 steps "
+        "have changed them since, so that loading does nothing: keep a copy: copy.deepcopy(model.state_dict())",
     ),
     "rate-as-factor": (
         loop({"rate_factors": [FACTOR]}),
@@ -621,22 +621,30 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"learning_rates": [RATE | {"largest_after": 2e-5}]}, {"learning_rates": [RATE | {"largest_after": 1.9e-5}]},
     ),
     "vanishing-rate: 20 steps of a script": (
-        {"rate_schedules": [SHORT | {"steps": 19, "small": 10}]},
-        {"rate_schedules": [SHORT | {"steps": 20, "small": 10}]},
+        {"rate_schedules": [SHORT | {"steps": 19, "constant": 10}]},
+        {"rate_schedules": [SHORT | {"steps": 20, "constant": 10}]},
     ),
     "vanishing-rate: two fifths of a script": (
-        {"rate_schedules": [SHORT | {"small": 400}]}, {"rate_schedules": [SHORT | {"small": 401}]},
+        {"rate_schedules": [SHORT | {"constant": 400}]}, {"rate_schedules": [SHORT | {"constant": 401}]},
+    ),
+    "vanishing-rate: a hundredth": (
+        {"rate_schedules": [SHORT | {"last": 2e-4}]}, {"rate_schedules": [SHORT | {"last": 1.9e-4}]},
+    ),
+    "vanishing-rate: a schedule, not some stages": (
+        {"rate_schedules": [SHORT | {"levels": 5}]}, {"rate_schedules": [SHORT | {"levels": 6}]},
     ),
     "vanishing-rate: a thousandth after cuts": (
-        {"rate_schedules": [SHORT | {"scheduler": "ReduceLROnPlateau", "last": 2.1e-5}]},
-        {"rate_schedules": [SHORT | {"scheduler": "ReduceLROnPlateau", "last": 2e-5}]},
+        {"rate_schedules": [PLATEAU | {"last": 2.1e-5}]}, {"rate_schedules": [PLATEAU | {"last": 2e-5}]},
+    ),
+    "vanishing-rate: nothing better": (
+        {"rate_schedules": [PLATEAU | {"is_better": True}]}, {"rate_schedules": [PLATEAU]},
     ),
     "vanishing-rate: as many steps as it is laid out for": (
         {"rate_schedules": [SCHEDULE | {"planned": 1021}]}, {"rate_schedules": [SCHEDULE | {"planned": 1020}]},
     ),
     "vanishing-rate: or one step more": (
-        {"rate_schedules": [SCHEDULE | {"steps": 20, "planned": 22, "scheduled": 2}]},
-        {"rate_schedules": [SCHEDULE | {"steps": 20, "planned": 21, "scheduled": 2}]},
+        {"rate_schedules": [SCHEDULE | {"steps": 20, "constant": 2, "planned": 22, "scheduled": 2}]},
+        {"rate_schedules": [SCHEDULE | {"steps": 20, "constant": 2, "planned": 21, "scheduled": 2}]},
     ),
     "vanishing-rate: a quarter of the steps": (
         {"rate_schedules": [SCHEDULE | {"scheduled": 251}]}, {"rate_schedules": [SCHEDULE | {"scheduled": 250}]},

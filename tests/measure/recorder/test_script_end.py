@@ -14,6 +14,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import (
     CosineAnnealingLR,
     ExponentialLR,
+    LambdaLR,
     LinearLR,
     LRScheduler,
     OneCycleLR,
@@ -67,7 +68,8 @@ def test_schedule_of_batches_that_steps_with_the_epochs_is_named(tmp_path: Path)
     sentence = of_schedule(tmp_path, lambda optimizer: OneCycleLR(optimizer, 0.01, total_steps=STEPS), every=100)
     assert sentence == (
         "OneCycleLR is laid out for 600 steps, but has stepped 6 times in the 600 steps of SGD: at the end the "
-        "learning rate is 0.000427: call scheduler.step() after each step of the optimizer"
+        "learning rate is 0.000427: call scheduler.step() after each step of the optimizer, or, if it counts epochs, "
+        "give it their number"
     )
 
 
@@ -76,12 +78,12 @@ def test_rate_that_is_set_by_hand_and_ends_too_early_is_named(tmp_path: Path) ->
     optimizer = SGD(model.parameters(), 0.01)
 
     def after(number: int) -> None:
-        optimizer.param_groups[0]["lr"] = max(1e-5, 0.01 * (1 - number / 100))
+        optimizer.param_groups[0]["lr"] = max(1e-5, 0.01 * (1 - number / 300))
 
     sentence = first_sentence(tmp_path, optimizer, model, after)
     assert sentence is not None
-    assert sentence.startswith("the learning rate of SGD is less than 1% of its largest one, 0.01, in 3")
-    assert sentence.endswith("count its length and its steps in the same unit")
+    assert sentence.startswith("the learning rate of SGD falls from 0.01 to 1e-05 and stays there for ")
+    assert sentence.endswith("with its length and its steps in the same unit")
 
 
 def test_rate_that_is_cut_by_a_falling_loss_is_named(tmp_path: Path) -> None:
@@ -90,7 +92,40 @@ def test_rate_that_is_cut_by_a_falling_loss_is_named(tmp_path: Path) -> None:
     schedule = ReduceLROnPlateau(optimizer, "max", patience=10)
     sentence = first_sentence(tmp_path, optimizer, model, lambda number: schedule.step(1 / (1 + number)))
     assert sentence is not None
-    assert sentence.startswith("ReduceLROnPlateau has cut the learning rate of SGD from 0.01 to 1e-08: less than")
+    assert sentence.startswith("ReduceLROnPlateau has cut the learning rate of SGD from 0.01 to 1e-08: the number that")
+
+
+def converged(optimizer: Optimizer) -> Callable[[int], None]:
+    schedule = ReduceLROnPlateau(optimizer, patience=3)
+    return lambda number: schedule.step(max(0.1, 1 - number / 400))
+
+
+def trained_in_stages(optimizer: Optimizer) -> Callable[[int], None]:
+    def after(number: int) -> None:
+        optimizer.param_groups[0]["lr"] = 1e-5 if number > 200 else 0.01
+
+    return after
+
+
+def range_test(optimizer: Optimizer) -> Callable[[int], None]:
+    def after(number: int) -> None:
+        optimizer.param_groups[0]["lr"] = 1e-6 * 1e5 ** (number / STEPS)
+
+    return after
+
+
+def falling_as_one_by_time(optimizer: Optimizer) -> Callable[[int], None]:
+    schedule = LambdaLR(optimizer, lambda number: 1 / (1 + number))
+    return lambda _: schedule.step()
+
+
+@pytest.mark.parametrize("make", [converged, trained_in_stages, range_test, falling_as_one_by_time])
+def test_small_rates_on_purpose_are_no_cause(
+    make: Callable[[Optimizer], Callable[[int], None]], tmp_path: Path
+) -> None:
+    model = net()
+    optimizer = SGD(model.parameters(), 0.01)
+    assert first_sentence(tmp_path, optimizer, model, make(optimizer)) is None
 
 
 @pytest.mark.parametrize(
@@ -141,10 +176,10 @@ KEEP: dict[str, Callable[[nn.Module], Weights]] = {
 def test_weights_that_are_kept_without_a_copy_are_named(kept: str, tmp_path: Path) -> None:
     sentence = of_weights(tmp_path, KEEP[kept], plainly)
     assert sentence is not None
-    assert sentence.startswith("the weights that plainly() at test_script_end.py:")
+    assert sentence.startswith("Sequential loads its own tensors (plainly() at test_script_end.py:")
     assert sentence.endswith(
-        "loads into Sequential are its own tensors: state_dict() returns no copy, and 99 steps have changed them "
-        "since, so that loading them does nothing: keep a copy: copy.deepcopy(model.state_dict())"
+        "state_dict() returned them without a copy, and 99 steps have changed them since, so that loading does "
+        "nothing: keep a copy: copy.deepcopy(model.state_dict())"
     )
 
 
@@ -154,6 +189,22 @@ def read_into(model: nn.Module, _: Weights) -> None:
     for tensor in state.values():
         tensor.zero_()
     model.load_state_dict(state)
+
+
+def written_before(model: nn.Module, weights: Weights) -> None:
+    """Load weights that are copied into the kept state, as from a checkpoint."""
+    for tensor in weights.values():
+        tensor.copy_(torch.zeros(()))
+    model.load_state_dict(weights)
+
+
+def of_an_average(model: nn.Module, _: Weights) -> None:
+    average = net()
+    kept = average.state_dict()
+    with torch.no_grad():
+        for parameter in average.parameters():
+            parameter.mul_(0.5)
+    average.load_state_dict(kept)
 
 
 def into_another(model: nn.Module, _: Weights) -> None:
@@ -170,6 +221,9 @@ def on_the_meta_device(model: nn.Module, weights: Weights) -> None:
         (lambda model: copy.deepcopy(model.state_dict()), plainly),
         (lambda model: {name: tensor.clone() for name, tensor in model.state_dict().items()}, plainly),
         (state, read_into),
+        (state, written_before),
+        (state, of_an_average),
+        (lambda model: model.state_dict(keep_vars=True), plainly),
         (state, into_another),
         (state, on_the_meta_device),
         (state, lambda model, _: model.state_dict()),
