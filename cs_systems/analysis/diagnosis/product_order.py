@@ -13,8 +13,9 @@ from cs_systems.core.units import counted
 NOTABLE = 0.1  # share of the step that the other order saves
 MOST_LONGER = 1.5  # times the phases that hold the products; a longer measurement is not about this step
 REMEDY = (
-    "multiply the last two first: a @ (b @ c) in place of (a @ b) @ c, for attention without softmax "
-    "q @ (k.transpose(-2, -1) @ v), with sums over rows as q @ k.sum(-2).unsqueeze(-1); or torch.linalg.multi_dot"
+    "if nothing else needs that matrix, multiply the last two first: a @ (b @ c) in place of (a @ b) @ c, for "
+    "attention without softmax q @ (k.transpose(-2, -1) @ v), with sums over rows as q @ k.sum(-2).unsqueeze(-1); or "
+    "torch.linalg.multi_dot"
 )
 _PRODUCT = re.compile(r" @ |\b(matmul|bmm|mm|mv|einsum|F\.linear|functional\.linear)\(")
 

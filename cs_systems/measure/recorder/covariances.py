@@ -2,8 +2,8 @@
 
 MultivariateNormal factorises its covariance matrix when it is made, and solves a triangular system in log_prob. In a
 few steps on a CPU its methods are timed, and the operators of their backward; the matrices are read after the step.
-Only matrices without any other element than those of the diagonal count, in all steps that are looked at: a factor that
-is trained leaves that form with its first update.
+Only matrices without any other element than those of the diagonal count, in all steps that are looked at, and none with
+a trained factor of that shape: it may leave that form later.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class Covariances(Replacing):
     def _start(self) -> None:
         self._times_s, self._has_backward = Counter[Line](), False
         self._operators: dict[int, Line] = {}  # by their number
+        self._timed: set[int] = set()  # numbers of those with a timer; further passes may go through the same graph
         self._matrices: list[tuple[Line, Tensor]] = []
         while self._timers:
             self._timers.pop()[1].remove()
@@ -97,6 +98,8 @@ class Covariances(Replacing):
                 self._made[made] = which, matrix.shape[-1]
                 if sum(line is made or line == made for line, _ in self._matrices) < MOST_MATRICES:
                     self._matrices.append((made, matrix.detach()))
+                    if _has_trained_factor(matrix):
+                        self._full.add(made)
         if (line := self._lines.get(of)) is not None:
             self._times_s[line] += lasted_s  # type: ignore[assignment]
             self._operators |= dict.fromkeys(operators, line)
@@ -105,8 +108,9 @@ class Covariances(Replacing):
         self._has_backward = True
         if self._operators:
             for node in nodes_below(roots):
-                line = None if hasattr(node, "variable") else self._operators.get(node._sequence_nr())
-                if line is not None:
+                number = -1 if hasattr(node, "variable") else node._sequence_nr()
+                if (line := self._operators.get(number)) is not None and number not in self._timed:
+                    self._timed.add(number)
                     self._timers.append((line, OperatorTimer(node)))
 
     def look_after_step(self) -> None:
@@ -139,6 +143,14 @@ class Covariances(Replacing):
             "time_s": median(step[line] for step in self._steps),
             "steps": len(self._steps),
         }
+
+
+def _has_trained_factor(matrix: Tensor) -> bool:
+    """Return whether a matrix is computed from a parameter of its shape, such as a factor that begins diagonal."""
+    leaves = (
+        (node.variable for node in nodes_below(matrix) if hasattr(node, "variable")) if matrix.requires_grad else ()
+    )
+    return any(leaf.shape[-2:] == matrix.shape[-2:] for leaf in leaves)
 
 
 def _watched(name: str, begins: Callable[[], Any], ended: Callable[..., Any]) -> Undo:

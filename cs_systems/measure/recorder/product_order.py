@@ -107,6 +107,7 @@ class ProductOrders(Replacing):
 
     def _start(self) -> None:
         self._here, self._passes, self._packs = Counter[Order](), 0, False
+        self._roots: set[int] = set()  # numbers of the roots of this step; a graph may have several passes
 
     def begins(self, period: Period) -> None:
         super().begins(period)
@@ -122,6 +123,10 @@ class ProductOrders(Replacing):
 
     def look_before_backward(self, roots: Any) -> None:
         self._passes += 1
+        numbers = {node._sequence_nr() for node in first_nodes(roots)}
+        if numbers <= self._roots:
+            return
+        self._roots |= numbers
         self._here.update(costly_orders(roots, may_read=not (self._packs or is_packing())))
 
     def look_after_step(self) -> None:

@@ -73,6 +73,8 @@ class SparseFactors(Replacing):
 
     def _start(self) -> None:
         self._here, self._passes, self._packs = Counter[_Product](), 0, False
+        self._seen: set[int] = set()  # numbers of the products of this step; a graph may have several passes
+        self._checked: set[_Key] = set()
 
     def begins(self, period: Period) -> None:
         super().begins(period)
@@ -108,6 +110,9 @@ class SparseFactors(Replacing):
             name = node.name().partition("Backward")[0]
             if name not in _FACTORS:
                 continue
+            if node._sequence_nr() in self._seen:
+                continue
+            self._seen.add(node._sequence_nr())
             (left, of_left), (right, of_right) = _FACTORS[name]
             following = [each for each, _ in node.next_functions]
             is_left = following[left] is None
@@ -126,11 +131,15 @@ class SparseFactors(Replacing):
                 return False
             self._held[key] = matrix
             self._sparse[key] = as_sparse(matrix)
+        elif key not in self._checked and (known := self._sparse[key]) is not None and not _is_same(matrix, known):
+            self._sparse[key] = None  # written without a new version, such as through NumPy
+        self._checked.add(key)
         return self._sparse[key] is not None
 
     def end(self) -> None:
         if len(self._steps) >= FEWEST_STEPS and not self._compilations():
-            products = [each for each in self._steps[0] if all(step[each] for step in self._steps)]
+            known = (each for each in self._steps[0] if self._sparse[each.matrix] is not None)
+            products = [each for each in known if all(step[each] for step in self._steps)]
             matrices = dict.fromkeys(each.matrix for each in products)
             self.keep(SPARSE_FACTORS, [self._row(key, [p for p in products if p.matrix == key]) for key in matrices])
         self._steps.clear()
@@ -170,6 +179,12 @@ def _matrix(factor: Any) -> Tensor | None:
 def _key(matrix: Tensor) -> _Key:
     version = -1 if matrix.is_inference() else matrix._version
     return matrix.data_ptr(), matrix.dtype, tuple(matrix.shape), tuple(matrix.stride()), version
+
+
+def _is_same(matrix: Tensor, known: Tensor) -> bool:
+    """Return whether a matrix has the same numbers as when it was read."""
+    rows, columns = known.indices()
+    return int(matrix.count_nonzero()) == known._nnz() and torch.equal(matrix.detach()[rows, columns], known.values())
 
 
 def as_sparse(matrix: Tensor) -> Tensor | None:

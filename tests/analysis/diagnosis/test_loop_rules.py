@@ -334,9 +334,9 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         None,
         "about 50% of the step is products of three matrices in the costlier order: (640 × 12 by 12 × 640) by 640 × 12 "
         "makes a matrix of 640 × 640 for each of 4 batches, and 1 similar product; the other order makes one of "
-        "12 × 12, and needs 2% of the arithmetic (Attention.forward() at train.py:8): multiply the last two first: "
-        "a @ (b @ c) in place of (a @ b) @ c, for attention without softmax q @ (k.transpose(-2, -1) @ v), with sums "
-        "over rows as q @ k.sum(-2).unsqueeze(-1); or torch.linalg.multi_dot",
+        "12 × 12, and needs 2% of the arithmetic (Attention.forward() at train.py:8): if nothing else needs that "
+        "matrix, multiply the last two first: a @ (b @ c) in place of (a @ b) @ c, for attention without softmax "
+        "q @ (k.transpose(-2, -1) @ v), with sums over rows as q @ k.sum(-2).unsqueeze(-1); or torch.linalg.multi_dot",
     ),
     "decompositions": (
         loop({"inner_lines": [inner("nuclear", 8, 0.03, method="svdvals", source="s = torch.linalg.svdvals(h)")]}),
@@ -1733,9 +1733,9 @@ def test_diagonal_matrices_of_a_normal_distribution_are_named_with_their_share()
     (found,) = causes(made)
     assert found.sentence.startswith(
         "60% of the step is MultivariateNormal with its backward, which factorises matrices and solves triangular "
-        "systems, although its covariance_matrix of 12 × 12 elements is diagonal (Agent.policy() at train.py:8): use "
-        "Independent(Normal(mean, std), 1)"
+        "systems, although its covariance_matrix of 12 × 12 elements was diagonal (Agent.policy() at train.py:8): if "
+        "it stays diagonal, use Independent(Normal(mean, std), 1)"
     )
     factors = loop({"covariances": [COVARIANCE | {"given": "scale_tril"}]})
     (found,) = causes(factors)
-    assert "which solves triangular systems, although its scale_tril of 12 × 12 elements is diagonal" in found.sentence
+    assert "which solves triangular systems, although its scale_tril of 12 × 12 elements was diagonal" in found.sentence

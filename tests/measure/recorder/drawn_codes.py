@@ -251,6 +251,12 @@ def with_a_trained_factor(model: Policy, mean: Tensor, std: Tensor) -> Distribut
     return MultivariateNormal(mean, scale_tril=factor)
 
 
+def with_a_factor_that_waits(model: Policy, mean: Tensor, std: Tensor) -> Distribution:
+    """Begin with a factor whose first updates change nothing, as in a warm-up of the learning rate."""
+    factor = 0.0 * model.factor.tril(-1) + torch.diag_embed(std)
+    return MultivariateNormal(mean, scale_tril=factor)
+
+
 FAULTS: dict[str, Callable[[], Step]] = {
     "code_without_gradient": lambda: trained(drawn_without_gradient),
     "code_of_independent_parts_without_gradient": lambda: trained(drawn_from_independent),
@@ -278,6 +284,7 @@ SOUND: dict[str, Callable[[], Step]] = {
     "code_with_gradient_in_each_second_step": in_two_passes,
     "policy_with_independent_noise": lambda: policy(with_independent_noise),
     "policy_with_full_matrices": lambda: policy(with_full_matrices),
+    "policy_with_a_factor_that_waits": lambda: policy(with_a_factor_that_waits),
     "policy_with_a_trained_factor": lambda: policy(with_a_trained_factor),
     "targets_with_drawn_noise": lambda: trained(of_constant_covariance),
 }

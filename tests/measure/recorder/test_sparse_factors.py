@@ -199,3 +199,30 @@ def test_dense_adjacency_is_measured(tmp_path: Path) -> None:
 
 def test_dropout_of_a_matrix_has_no_row() -> None:
     assert rows(of_matrix(lambda matrix, x: functional.dropout(matrix, 0.5) @ x)) == []
+
+
+def test_product_whose_graph_has_several_passes_is_counted_once() -> None:
+    observer = SparseFactors(Subject("loop", resolve("cpu"), [], [], None, 1), lambda: 0)
+    observer.begins(Period.WARMUP)
+    loss = of_matrix(USES["left"])
+    for number in range(3):
+        root = loss(number)
+        for _ in range(4):
+            observer.look_before_backward(root)
+            root.backward(retain_graph=True)
+        observer.look_after_step()
+    observer.stop_looking()
+    observer.end()
+    (row,) = SPARSE_FACTORS.of(observer.kept)
+    assert row["products"] == 1
+
+
+def test_matrix_that_is_written_through_numpy_is_not_constant() -> None:
+    matrix = adjacency(NODES)
+    loss = of_matrix(USES["left"], torch.from_numpy(matrix.numpy()))
+
+    def changed(number: int) -> Tensor:
+        matrix.numpy()[0, number] += 1.0
+        return loss(number)
+
+    assert rows(changed) == []
