@@ -13,11 +13,9 @@ Both orders are timed after the last step, on random numbers of the same shapes.
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -27,13 +25,12 @@ from cs_systems.analysis.comparison.loop_findings import PRODUCT_ORDERS, Product
 from cs_systems.instrument.compiler import Observation
 from cs_systems.measure.recorder.graph_size import MOST_NODES, first_nodes, nodes_below, through_views
 from cs_systems.measure.recorder.observers import Period, Replacing
-from cs_systems.measure.recorder.operator_times import is_packing, packing_noted
+from cs_systems.measure.recorder.operator_times import compared_s, is_packing, packing_noted
 from cs_systems.measure.recorder.subject import Subject
 
 MOST_STEPS, FEWEST_STEPS = 3, 2
 FEWEST_ELEMENTS = 1 << 12  # of the matrix in the middle
 CHEAPER = 0.5  # largest share of the arithmetic that the other order needs
-FEWEST_ROUNDS, MOST_ROUNDS, ROUNDS_S = 3, 9, 0.1  # of a measured order; other programs slow the loop, too
 MOST_VIEWS = 12  # between two products
 # Nodes by their names before "Backward", each with the numbers of its two factors.
 _FACTORS = {"Mm": (0, 1), "Bmm": (0, 1), "Mv": (0, 1), "Addmm": (1, 2)}
@@ -360,7 +357,7 @@ def _is_leaf(node: Any) -> bool:
 
 
 def times_s(order: Order) -> tuple[float, float]:
-    """Return the median times of forward and backward, as the program multiplies and in the other order."""
+    """Return the times of forward and backward, as the program multiplies and in the other order."""
     left, right = (
         torch.full(shape, 0.5, dtype=order.dtype, requires_grad=needs)
         for shape, needs in zip(
@@ -397,16 +394,4 @@ def times_s(order: Order) -> tuple[float, float]:
         return results
 
     wanted = [each for each in (left, right, *others) if each.requires_grad]
-    return _median_s(now, wanted), _median_s(after, wanted)
-
-
-def _median_s(products: Callable[[], list[Tensor]], wanted: Sequence[Tensor]) -> float:
-    """Return the median of a few times of products and their gradients."""
-    lasted_s = list[float]()
-    while len(lasted_s) < FEWEST_ROUNDS or (len(lasted_s) < MOST_ROUNDS and sum(lasted_s) < ROUNDS_S):
-        begin_s = time.perf_counter()
-        with torch.enable_grad():
-            results = products()
-            torch.autograd.grad(results, wanted, [torch.ones_like(each) for each in results])
-        lasted_s.append(time.perf_counter() - begin_s)
-    return median(lasted_s)
+    return compared_s(now, after, wanted)

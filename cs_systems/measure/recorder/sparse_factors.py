@@ -11,11 +11,9 @@ The products are timed after the last step, with the dense matrix and with a spa
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
-from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +23,7 @@ from cs_systems.analysis.comparison.loop_findings import SPARSE_FACTORS, SparseF
 from cs_systems.instrument.compiler import Observation
 from cs_systems.measure.recorder.graph_size import nodes_below, through_views
 from cs_systems.measure.recorder.observers import Period, Replacing
-from cs_systems.measure.recorder.operator_times import is_packing, packing_noted
+from cs_systems.measure.recorder.operator_times import compared_s, is_packing, packing_noted
 from cs_systems.measure.recorder.subject import Subject
 
 MOST_STEPS, FEWEST_STEPS = 3, 2
@@ -34,7 +32,6 @@ MOST_STEPS, FEWEST_STEPS = 3, 2
 MOST_SHARE, FEWEST_ELEMENTS = 0.02, 1 << 18
 MOST_ELEMENTS = 1 << 26  # that are read
 MOST_MATRICES = 8  # that are kept for the steps that are looked at
-FEWEST_ROUNDS, MOST_ROUNDS, ROUNDS_S = 3, 9, 0.1  # of a measured product
 # Nodes by their names before "Backward", with the numbers of their factors and the names under which these are kept.
 _FACTORS = {
     "Mm": ((0, "self"), (1, "mat2")),
@@ -201,26 +198,14 @@ def as_sparse(matrix: Tensor) -> Tensor | None:
 
 
 def times_s(sparse: Tensor, width: int, *, is_left: bool) -> tuple[float, float]:
-    """Return the median times of forward and backward of a product, with the dense matrix and with the sparse one."""
+    """Return the times of forward and backward of a product, with the dense matrix and with the sparse one."""
     dense = sparse.to_dense()
     other_way = sparse if is_left else sparse.t().coalesce()
     shape = (dense.shape[1], width) if is_left else (width, dense.shape[0])
     other = torch.full(shape, 0.5, dtype=dense.dtype, requires_grad=True)
 
-    def by_sparse() -> Tensor:
+    def by_sparse() -> list[Tensor]:
         product: Tensor = torch.sparse.mm(other_way, other if is_left else other.t())
-        return product if is_left else product.t()
+        return [product if is_left else product.t()]
 
-    return _median_s(lambda: dense @ other if is_left else other @ dense, other), _median_s(by_sparse, other)
-
-
-def _median_s(product: Callable[[], Tensor], other: Tensor) -> float:
-    """Return the median of a few times of a product and of the gradient of its other factor."""
-    lasted_s = list[float]()
-    while len(lasted_s) < FEWEST_ROUNDS or (len(lasted_s) < MOST_ROUNDS and sum(lasted_s) < ROUNDS_S):
-        begin_s = time.perf_counter()
-        with torch.enable_grad():
-            result = product()
-            torch.autograd.grad(result, other, torch.ones_like(result))
-        lasted_s.append(time.perf_counter() - begin_s)
-    return median(lasted_s)
+    return compared_s(lambda: [dense @ other if is_left else other @ dense], by_sparse, [other])
