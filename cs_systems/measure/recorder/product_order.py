@@ -13,22 +13,17 @@ Both orders are timed after the last step, on random numbers of the same shapes.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from cs_systems.analysis.comparison.loop_findings import PRODUCT_ORDERS, ProductOrderRow
-from cs_systems.instrument.compiler import Observation
 from cs_systems.measure.recorder.graph_size import MOST_NODES, first_nodes, nodes_below, through_views
-from cs_systems.measure.recorder.observers import Period, Replacing
-from cs_systems.measure.recorder.operator_times import compared_s, is_packing, packing_noted
-from cs_systems.measure.recorder.subject import Subject
+from cs_systems.measure.recorder.operator_times import compared_s
+from cs_systems.measure.recorder.warmup_graphs import WarmupGraphs
 
-MOST_STEPS, FEWEST_STEPS = 3, 2
 FEWEST_ELEMENTS = 1 << 12  # of the matrix in the middle
 CHEAPER = 0.5  # largest share of the arithmetic that the other order needs
 MOST_VIEWS = 12  # between two products
@@ -89,55 +84,21 @@ class Order(NamedTuple):
         return use.batches * use.rows // (self.batches * self.rows)
 
 
-class ProductOrders(Replacing):
+class ProductOrders(WarmupGraphs[Order]):
     """Observer of the products below the backward passes of a few warm-up steps."""
 
-    def __init__(self, subject: Subject, compilations: Callable[[], int]) -> None:
-        super().__init__()
-        self._subject, self._compilations = subject, compilations
-        self.restart()
-
-    def restart(self) -> None:
-        self.kept = {}
-        self._steps: list[Counter[Order]] = []
-        self._start()
-
     def _start(self) -> None:
-        self._here, self._passes, self._packs = Counter[Order](), 0, False
+        super()._start()
         self._roots: set[int] = set()  # numbers of the roots of this step; a graph may have several passes
 
-    def begins(self, period: Period) -> None:
-        super().begins(period)
-        may_look = not (self._subject.device.is_cuda or self._compilations())
-        self.is_looking = period is Period.WARMUP and may_look and len(self._steps) < MOST_STEPS
-        if self.is_looking:
-            self._start()
-            self._installed = Observation()
-            self._installed.add(partial(packing_noted, self._note_packing), is_guarded=True)
-
-    def _note_packing(self) -> None:
-        self._packs = True
-
-    def look_before_backward(self, roots: Any) -> None:
-        self._passes += 1
+    def _look(self, roots: Any) -> None:
         numbers = {node._sequence_nr() for node in first_nodes(roots)}
-        if numbers <= self._roots:
-            return
-        self._roots |= numbers
-        self._here.update(costly_orders(roots, may_read=not (self._packs or is_packing())))
-
-    def look_after_step(self) -> None:
-        super().look_after_step()
-        if self._passes:
-            self._steps.append(self._here)
-        self._start()
-        if len(self._steps) >= MOST_STEPS or self._compilations():
-            self.stop_looking()
+        if not numbers <= self._roots:
+            self._roots |= numbers
+            self._here.update(costly_orders(roots, may_read=self._may_read()))
 
     def end(self) -> None:
-        if len(self._steps) >= FEWEST_STEPS and not self._compilations():
-            in_each = [each for each in self._steps[0] if all(step[each] for step in self._steps)]
-            self.keep(PRODUCT_ORDERS, [self._row(each) for each in in_each])
+        self.keep(PRODUCT_ORDERS, [self._row(each) for each in self._in_each_step()])
         self._steps.clear()
 
     def _row(self, order: Order) -> ProductOrderRow:

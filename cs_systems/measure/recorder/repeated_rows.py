@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -22,13 +20,10 @@ import torch
 from torch import Tensor
 
 from cs_systems.analysis.comparison.loop_findings import REPEATED_ROWS, RepeatedRowsRow
-from cs_systems.instrument.compiler import Observation
 from cs_systems.measure.recorder.graph_size import nodes_below
-from cs_systems.measure.recorder.observers import Period, Replacing
-from cs_systems.measure.recorder.operator_times import OperatorTimer, is_packing, packing_noted
-from cs_systems.measure.recorder.subject import Subject
+from cs_systems.measure.recorder.operator_times import OperatorTimer
+from cs_systems.measure.recorder.warmup_graphs import FEWEST_STEPS, WarmupGraphs
 
-MOST_STEPS, FEWEST_STEPS = 3, 2
 FEWEST_LOOKUPS = 1024  # of an index, in elements; fewer take no time
 MOST_LOOKUPS = 64  # of a pass that are looked at, the largest first
 FEWEST_ROUNDS, MOST_ROUNDS, ROUNDS_S = 2, 10, 0.05  # of a measured lookup; the fastest counts
@@ -49,58 +44,30 @@ class Lookup(NamedTuple):
     dtype: torch.dtype
 
 
-class RepeatedRows(Replacing):
-    """Observer of the indices in a few warm-up steps.
-
-    compilations: the number of compilations of this process so far.
-    """
-
-    def __init__(self, subject: Subject, compilations: Callable[[], int]) -> None:
-        super().__init__()
-        self._subject, self._compilations = subject, compilations
-        self.restart()
+class RepeatedRows(WarmupGraphs[Lookup]):
+    """Observer of the indices in a few warm-up steps."""
 
     def restart(self) -> None:
-        self.kept = {}
-        self._steps: list[Counter[Lookup]] = []
         self._backward_s: list[dict[Lookup, float]] = []
         self._timers: list[tuple[Lookup, OperatorTimer]] = []
         self._indices: dict[Lookup, Sequence[Tensor | None]] = {}
-        self._start()
+        super().restart()
 
     def _start(self) -> None:
-        self._here, self._passes, self._packs = Counter[Lookup](), 0, False
+        super()._start()
         while self._timers:
             self._timers.pop()[1].remove()
 
-    def begins(self, period: Period) -> None:
-        super().begins(period)
-        may_look = not (self._subject.device.is_cuda or self._compilations())
-        self.is_looking = period is Period.WARMUP and may_look and len(self._steps) < MOST_STEPS
-        if self.is_looking:
-            self._start()
-            self._installed = Observation()
-            self._installed.add(partial(packing_noted, self._note_packing), is_guarded=True)
-
-    def _note_packing(self) -> None:
-        self._packs = True
-
-    def look_before_backward(self, roots: Any) -> None:
-        self._passes += 1
-        if not self._packs and not is_packing():
+    def _look(self, roots: Any) -> None:
+        if self._may_read():
             for node, lookup, indices in self._lookups(roots):
                 self._here[lookup] += 1
                 self._timers.append((lookup, OperatorTimer(node)))
                 self._indices.setdefault(lookup, [each if each is None else each.clone() for each in indices])
 
-    def look_after_step(self) -> None:
-        super().look_after_step()
-        if self._passes:
-            self._steps.append(self._here)
-            self._backward_s.append({each: self._timed_s(each) for each in self._here})
-        self._start()
-        if len(self._steps) >= MOST_STEPS or self._compilations():
-            self.stop_looking()
+    def _step_ends(self) -> None:
+        super()._step_ends()
+        self._backward_s.append({each: self._timed_s(each) for each in self._here})
 
     def _timed_s(self, lookup: Lookup) -> float:
         return sum(timer.time_s for each, timer in self._timers if each == lookup)

@@ -11,22 +11,17 @@ The products are timed after the last step, with the dense matrix and with a spa
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from cs_systems.analysis.comparison.loop_findings import SPARSE_FACTORS, SparseFactorRow
-from cs_systems.instrument.compiler import Observation
 from cs_systems.measure.recorder.graph_size import nodes_below, through_views
-from cs_systems.measure.recorder.observers import Period, Replacing
-from cs_systems.measure.recorder.operator_times import compared_s, is_packing, packing_noted
-from cs_systems.measure.recorder.subject import Subject
+from cs_systems.measure.recorder.operator_times import compared_s
+from cs_systems.measure.recorder.warmup_graphs import WarmupGraphs
 
-MOST_STEPS, FEWEST_STEPS = 3, 2
 # Sparse products are faster from about this size on: at this share for other factors of 64 columns and more, at half
 # of it for all. Both products are measured for each matrix.
 MOST_SHARE, FEWEST_ELEMENTS = 0.02, 1 << 18
@@ -50,53 +45,22 @@ class _Product(NamedTuple):
     width: int
 
 
-class SparseFactors(Replacing):
-    """Observer of the constant factors of products in a few warm-up steps.
-
-    compilations: the number of compilations of this process so far.
-    """
-
-    def __init__(self, subject: Subject, compilations: Callable[[], int]) -> None:
-        super().__init__()
-        self._subject, self._compilations = subject, compilations
-        self.restart()
+class SparseFactors(WarmupGraphs[_Product]):
+    """Observer of the constant factors of products in a few warm-up steps."""
 
     def restart(self) -> None:
-        self.kept = {}
-        self._steps: list[Counter[_Product]] = []
+        super().restart()
         self._sparse: dict[_Key, Tensor | None] = {}  # None for those with too many numbers that are not 0
         self._held: dict[_Key, Tensor] = {}  # while looking, so that no other tensor gets the same address
-        self._start()
 
     def _start(self) -> None:
-        self._here, self._passes, self._packs = Counter[_Product](), 0, False
+        super()._start()
         self._seen: set[int] = set()  # numbers of the products of this step; a graph may have several passes
         self._checked: set[_Key] = set()
 
-    def begins(self, period: Period) -> None:
-        super().begins(period)
-        may_look = not (self._subject.device.is_cuda or self._compilations())
-        self.is_looking = period is Period.WARMUP and may_look and len(self._steps) < MOST_STEPS
-        if self.is_looking:
-            self._start()
-            self._installed = Observation()
-            self._installed.add(partial(packing_noted, self._note_packing), is_guarded=True)
-
-    def _note_packing(self) -> None:
-        self._packs = True
-
-    def look_before_backward(self, roots: Any) -> None:
-        self._passes += 1
-        if not (self._packs or is_packing()):
+    def _look(self, roots: Any) -> None:
+        if self._may_read():
             self._here.update(self._products(roots))
-
-    def look_after_step(self) -> None:
-        super().look_after_step()
-        if self._passes:
-            self._steps.append(self._here)
-        self._start()
-        if len(self._steps) >= MOST_STEPS or self._compilations():
-            self.stop_looking()
 
     def stop_looking(self) -> None:
         super().stop_looking()
@@ -134,11 +98,9 @@ class SparseFactors(Replacing):
         return self._sparse[key] is not None
 
     def end(self) -> None:
-        if len(self._steps) >= FEWEST_STEPS and not self._compilations():
-            known = (each for each in self._steps[0] if self._sparse[each.matrix] is not None)
-            products = [each for each in known if all(step[each] for step in self._steps)]
-            matrices = dict.fromkeys(each.matrix for each in products)
-            self.keep(SPARSE_FACTORS, [self._row(key, [p for p in products if p.matrix == key]) for key in matrices])
+        products = [each for each in self._in_each_step() if self._sparse[each.matrix] is not None]
+        matrices = dict.fromkeys(each.matrix for each in products)
+        self.keep(SPARSE_FACTORS, [self._row(key, [p for p in products if p.matrix == key]) for key in matrices])
         self._steps.clear()
         self._sparse.clear()
 
