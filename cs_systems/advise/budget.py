@@ -8,7 +8,9 @@ from statistics import median
 LEAST_TIMEOUT_S, TIMES_USUAL = 30.0, 2.0  # least limit of a process: in s, and in times of a usual one
 MOST_OF_BUDGET = 1 / 4  # largest share of the budget that one process may take
 LATEST = 7  # processes that show how long the next one takes: after a compiler is kept, each takes longer
-PROOF = 4  # processes of the last comparison, of start and best; no trial may take their time
+# Processes of the last comparison, of start and best, whose time no trial may take; few of them give a wide interval.
+LEAST_PROOF, MOST_PROOF = 4, 12
+OF_PROOF = 0.3  # share of the budget that they may take, once there is something to prove
 
 
 class Budgeted:
@@ -40,6 +42,11 @@ class Budgeted:
         """
         return median(self._took_s[1:][-LATEST:] or self._took_s or [self.first_s])
 
+    def proof_s(self, is_kept: bool) -> float:
+        """Return the time of the last comparison in s. is_kept: whether an option is kept, which it will prove."""
+        least_s, most_s = (processes * self.process_s() for processes in (LEAST_PROOF, MOST_PROOF))
+        return max(least_s, min(most_s, OF_PROOF * self.budget_s)) if is_kept else least_s
+
     def timeout_s(self) -> float:
         """Return how long a process may take, so that time for other trials and for the proof of the gain is left.
 
@@ -47,7 +54,7 @@ class Budgeted:
         """
         left_s = self.left_s()
         if self._took_s:
-            left_s = min(MOST_OF_BUDGET * self.budget_s, left_s - PROOF * self.process_s())
+            left_s = min(MOST_OF_BUDGET * self.budget_s, left_s - self.proof_s(is_kept=False))
         return max(LEAST_TIMEOUT_S, TIMES_USUAL * self.process_s(), left_s)
 
     def took(self, seconds: float) -> None:

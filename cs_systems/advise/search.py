@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from cs_systems.advise.answer import ENDED, Answer, filled, row_of
-from cs_systems.advise.budget import PROOF
 from cs_systems.advise.judge import (
     FEW_PAIRS,
     GOALS,
@@ -43,6 +42,7 @@ from cs_systems.advise.lever import (
 )
 from cs_systems.advise.numerics import UNCHECKED, Check
 from cs_systems.config import RunConfig
+from cs_systems.core.statistics import CONFIDENCE
 from cs_systems.core.units import counted, human
 from cs_systems.record import RunRecord
 from cs_systems.report.advice import REPLACED, TrialRow
@@ -67,6 +67,9 @@ class Bench(Protocol):
 
     def process_s(self) -> float:
         """Return how long a process usually takes, in s."""
+
+    def proof_s(self, is_kept: bool) -> float:
+        """Return the time in s that the last comparison of start and best needs."""
 
     def spent_s(self) -> float:
         """Return the time since the search began."""
@@ -122,7 +125,7 @@ class Search:
     _looked: set[str] = field(default_factory=set)
     _numbers: Counter[Cell] = field(default_factory=Counter)
     _records: dict[Cell, list[RunRecord]] = field(default_factory=dict)
-    _comparisons: list[_Compared] = field(default_factory=list)
+    comparisons: list[_Compared] = field(default_factory=list)
     _latest: Cell | None = None
     _new: int = 0  # processes since the last record that was there already, of a search that goes on
     _whole: Judgement | None = None
@@ -144,7 +147,7 @@ class Search:
             self.say("measuring the start again, because a first process also reads its libraries and compiles")
             self._measure(self.best)
         if not self._has_time():
-            needed_s, left_s = ((PROOF + 1) * self.bench.process_s(), max(0.0, self.bench.left_s()))
+            needed_s, left_s = self._proof_s + self.bench.process_s(), max(0.0, self.bench.left_s())
             self.say(
                 f"the budget leaves {human(left_s, 's')}, and one trial with its proof takes {human(needed_s, 's')}; "
                 "give a longer --budget"
@@ -162,7 +165,11 @@ class Search:
 
     def _has_time(self, cost: float = 1.0) -> bool:
         """Return whether the time is enough for a trial of this cost, and then for the proof of the whole gain."""
-        return self.bench.left_s() >= (PROOF + cost) * self.bench.process_s()
+        return self.bench.left_s() >= self._proof_s + cost * self.bench.process_s()
+
+    @property
+    def _proof_s(self) -> float:
+        return self.bench.proof_s(bool(self._kept))
 
     def answer(self) -> Answer:
         """Return the results so far, with the levers that do not apply and the options that were not tried."""
@@ -345,13 +352,14 @@ class Search:
 
     def _comparison(self, base: Cell, cell: Cell) -> _Compared:
         """Return a new comparison, whose pairs show other comparisons how much processes vary."""
-        self._comparisons.append(found := _Compared(base, cell))
+        self.comparisons.append(found := _Compared(base, cell))
         return found
 
-    def _pairs(self, compared: _Compared) -> Iterator[Judgement | str]:
+    def _pairs(self, compared: _Compared, level: Callable[[int], float] = level_after) -> Iterator[Judgement | str]:
         """Compare two cells, and yield the judgement, or the reason for none, after each further pair of processes.
 
-        Records of the base that are there at the beginning are its side of the first pairs.
+        Records of the base that are there at the beginning are its side of the first pairs. level: returns the level of
+        the interval after a pair, counted from 1.
         """
         records, of_base = compared.records, compared.of_base
         times, is_known = batch_of(compared.cell) / batch_of(compared.base), bool(of_base)
@@ -376,8 +384,8 @@ class Search:
                 times,
                 self._others(*of_base, *records),
                 compared.pairs,
-                [other.pairs for other in self._comparisons if other is not compared],
-                level_after(pair + 1),
+                [other.pairs for other in self.comparisons if other is not compared],
+                level(pair + 1),
             )
             judged = GOALS[self.situation.goal].judge(seen)
             yield judged if judged.is_sure or self._is_steady else judged._replace(is_gain=None)
@@ -395,16 +403,18 @@ class Search:
     def compared_with_start(self, cell: Cell) -> Judgement | None:
         """Return the judgement of a cell compared with the start, in as many pairs as the time allows.
 
-        None if one fails. The pairs of its trial do not count: it was kept because of them.
+        None if one fails. The pairs of its trial do not count: it was kept because of them. The time or the width of
+        the interval ends it, and not where the interval lies, so that looks after each pair cost hardly any confidence:
+        simulated pairs that vary by 0.4 to 11% are covered in 93 to 100% of the cases.
         """
         whole, began_s = None, self.bench.spent_s()
-        for pair, found in enumerate(self._pairs(self._comparison(self.start, cell)), 1):
+        for pair, found in enumerate(self._pairs(self._comparison(self.start, cell), lambda pair: CONFIDENCE), 1):
             if isinstance(found, str):
                 return whole
             whole = found
             pair_s = (self.bench.spent_s() - began_s) / pair
             is_close = found.low is not None and found.high is not None and found.high / found.low < CLOSE_ENDS
-            if (is_close and found.is_gain is not None) or self.bench.left_s() < pair_s:
+            if is_close or self.bench.left_s() < pair_s:
                 break
         return whole
 

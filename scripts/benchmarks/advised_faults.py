@@ -199,7 +199,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.show:
         rows = {row["program"]: row for file in args.show for row in json.loads(file.read_text())}
-        names = [name for name in (*LEVERS, *HEALTHY) if name in rows]
+        names = [name for name in dict.fromkeys((*LEVERS, *HEALTHY, *sorted(rows))) if name in rows]
         args.output.write_text(table([Searched(**rows[name] | {"kept": (*rows[name]["kept"],)}) for name in names]))
         return
     if args.save:

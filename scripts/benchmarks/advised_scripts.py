@@ -4,7 +4,8 @@ Question: what does advise keep in loops that others wrote, how much faster are 
 Method: each script of advised_scripts.toml is searched by `advise --budget`, in its folder, which is
 a git repository. Afterwards `git status` must be empty, and the diff must apply. --grid measures instead each
 combination of the levers that the search tried first (those that it kept, then the most promising ones, 5 at most),
-and compares the best combination with the one that the search found: both in the same processes.
+and compares the best combination with the one that the search found: both in the same processes. Of the search's trials
+those of these levers count.
 Output: one JSON file per script in --output, and table.md there, made of all these files.
 
     python scripts/benchmarks/advised_scripts.py --root checkouts --prepare          # writes the data
@@ -189,7 +190,7 @@ def grid(script: Script, lane: Lane, answer: Row, budget_s: float) -> Row:
         "advised_s": typical.get(kept),
         "share_of_best_speed": typical[best] / typical[kept] if kept in typical else None,
         "trials_of_grid": len(times),
-        "trials_of_search": sum(row["processes"] > 0 for row in answer["trials"]),
+        "trials_of_search": sum(row["processes"] > 0 and row["lever"] in names for row in answer["trials"]),
         "took_s": round(spent_s, 1),
     }
 

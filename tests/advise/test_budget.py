@@ -42,3 +42,15 @@ def test_a_process_has_twice_the_usual_time_also_at_the_end() -> None:
     bench.now += 80
     assert bench.left_s() == 160.0  # for the proof alone
     assert bench.timeout_s() == 80.0
+
+
+def test_a_kept_option_has_up_to_twelve_processes_of_proof_within_its_share() -> None:
+    bench = Bench()
+    bench.took(5.0)
+    assert bench.proof_s(is_kept=False) == 4 * 5.0
+    assert bench.proof_s(is_kept=True) == 12 * 5.0
+    bench.took(15.0)
+    assert bench.proof_s(is_kept=True) == 0.3 * 240.0
+    bench.took(40.0)
+    bench.took(40.0)
+    assert bench.proof_s(is_kept=True) == bench.proof_s(is_kept=False) == 4 * 40.0

@@ -8,13 +8,14 @@ from dataclasses import replace
 import pytest
 
 from cs_systems.advise.answer import Answer, command_words, errors, row_of
-from cs_systems.advise.judge import FEW_PAIRS, Judgement
+from cs_systems.advise.judge import FEW_PAIRS, GOALS, Judgement, Seen, judge_time, level_after
 from cs_systems.advise.lever import Proposal, ScriptPlan, Situation, all_levers, proposals
 from cs_systems.advise.levers import fused_parts
 from cs_systems.advise.numerics import Check
 from cs_systems.advise.search import Search, Unmeasurable
 from cs_systems.config import Precision, RunConfig, preset
 from cs_systems.core.experiments import ExperimentRow
+from cs_systems.core.statistics import CONFIDENCE
 from cs_systems.core.tables import Tables
 from cs_systems.formulas.energy import EnergyRow
 from cs_systems.measure.runtime.experimenting import Spread, row
@@ -138,6 +139,9 @@ class ModelledBench:
 
     def process_s(self) -> float:
         return PROCESS_S
+
+    def proof_s(self, is_kept: bool) -> float:
+        return 4 * PROCESS_S
 
 
 def searched(bench: ModelledBench, **situation: object) -> Search:
@@ -276,6 +280,32 @@ def test_search_ends_when_its_time_is_up_and_names_changes_not_tried() -> None:
     assert [trial["lever"] for trial in answer.kept] == ["bf16 + cuda_graph"]
     (weights,) = [trial for trial in answer.others if trial["lever"] == "bf16_weights"]
     assert weights["reason"] == "the search ended before it"
+
+
+def test_proof_of_the_whole_gain_has_the_level_of_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    levels: list[float] = []
+
+    def judged(seen: Seen) -> Judgement:
+        levels.append(seen.confidence)
+        return judge_time(seen)
+
+    monkeypatch.setitem(GOALS, "time", replace(GOALS["time"], judge=judged))
+    answer = searched(ModelledBench(left=60.0)).answer()
+    assert answer.whole is not None
+    assert levels[0] == level_after(1) > CONFIDENCE
+    assert levels[-1] == CONFIDENCE
+
+
+def test_options_wait_once_the_time_left_is_that_of_the_proof() -> None:
+    class Careful(ModelledBench):
+        """Bench that wants nearly all the time for the proof, once an option is kept."""
+
+        def proof_s(self, is_kept: bool) -> float:
+            return self.budget - 20.0 if is_kept else super().proof_s(is_kept)
+
+    answer = searched(Careful(left=100.0)).answer()
+    assert [trial["lever"] for trial in answer.kept] == ["bf16 + cuda_graph"]
+    assert len(searched(ModelledBench(left=100.0)).answer().kept) > 1
 
 
 def test_a_slow_first_process_is_measured_again_before_the_time_is_called_too_short() -> None:
