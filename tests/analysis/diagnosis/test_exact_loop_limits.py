@@ -220,3 +220,19 @@ def test_share_and_bound_of_a_rule_are_exact(case: str) -> None:
 @pytest.mark.parametrize(("time_s", "line"), [(NOTABLE, "20% of the step is f() at train.py:8, gru()"), (0.1999, "")])
 def test_line_is_named_from_a_fifth_of_the_step_on(time_s: float, line: str) -> None:
     assert longest_line(step({"inner_lines": [inner("f", 8, time_s, method="gru")]})) == line
+
+
+@pytest.mark.parametrize(
+    ("others_s", "named"),
+    [((0.02, 0.01), "model()"), ((0.02, 0.1), "most of it model()"), ((0.4, 0.01), "most of it pow()")],
+)
+def test_call_with_most_time_is_named_in_a_line_with_several(others_s: tuple[float, float], named: str) -> None:
+    lines = [
+        inner("f", 8, 0.3, method="model"),
+        *(
+            inner("f", 8, time_s, method=method, phase="loss")
+            for time_s, method in zip(others_s, ("pow", "mean"), strict=True)
+        ),
+    ]
+    line = longest_line(step({"inner_lines": sorted(lines, key=lambda row: -row["time_s"])}))
+    assert line == f"{0.3 + sum(others_s):.0%} of the step is f() at train.py:8, {named}"
