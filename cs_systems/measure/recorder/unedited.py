@@ -43,7 +43,8 @@ from cs_systems.measure.recorder.writing import with_caveat
 from cs_systems.record import RunRecord
 
 # Another optimizer trains something else if it makes more steps than this after the first one's last step, and more
-# than the first one ever made. A GAN's critic makes about five per step of the generator.
+# than the first one ever made; after the timed steps, more than it ever made between two steps of the first one. A
+# GAN's critic makes about five per step of the generator.
 OTHER_TRAINING_STEPS = 8
 EAGER_STEPS = 4  # steps of an optimizer after which it is no compiled one, whose hooks run while it is being compiled
 
@@ -52,6 +53,7 @@ class _Since(NamedTuple):
     """Step of another optimizer after the last step of the first one."""
 
     optimizer: weakref.ref[Optimizer]
+    name: str  # of the optimizer's class
     cut: Cut
     compilations: tuple[int, float]
     calls: Counter[Call]
@@ -106,6 +108,7 @@ class ScriptRecorder(Recorder):
         self._seen_to_step = 0  # steps of optimizers while each backward pass counts as a step
         self._most_between = 1  # steps found between two steps of another optimizer
         self._since: list[_Since] = []
+        self._most_since = 0  # steps of one other optimizer between two steps of the first one
         self._captures_step = False  # an optimizer stepped while a CUDA graph was being captured
         self._step_graphs: weakref.WeakSet[Any] = weakref.WeakSet()
         self._later, self._counting = Counter[str](), Observation()
@@ -242,22 +245,31 @@ class ScriptRecorder(Recorder):
     def _other_stepped(self, tracker: Tracker, optimizer: Optimizer) -> None:
         """Note the step of an optimizer other than the first; record it instead if it trains something else."""
         cut = tracker.timeline.cut()
-        self._since.append(_Since(weakref.ref(optimizer), cut, self._probes.compilations(), tracker.calls))
+        name, compilations = type(optimizer).__name__, self._probes.compilations()
+        self._since.append(_Since(weakref.ref(optimizer), name, cut, compilations, tracker.calls))
         tracker.calls = Counter()
         steps = sum(each.optimizer() is optimizer for each in self._since)
-        if steps <= max(OTHER_TRAINING_STEPS, self._found):
-            return
-        if self._stages[0].is_timed:
+        if not self._stages[0].is_timed:
+            if steps > max(OTHER_TRAINING_STEPS, self._most_since):
+                self._soon(tracker, self._give_up)
+        elif steps > max(OTHER_TRAINING_STEPS, self._found):
             self._follow(tracker, optimizer)
-        else:
-            self._soon(tracker, self._give_up)
 
     def _give_up(self) -> None:
         """End the profile of a training that has ended."""
-        known = (each.optimizer() for each in self._since)
-        self._later.update(type(optimizer).__name__ for optimizer in known if optimizer is not None)
+        self._count_as_later()
         self._end_stage("the first training ended", None)
         self._begin_stage()
+
+    def _count_as_later(self) -> None:
+        """Count the steps after the first optimizer's last one as those of later trainings, which are not recorded."""
+        later = {each for one in self._since if (each := one.optimizer()) is not None}
+        trained = {p for optimizer in later for p in parameters_of(optimizer)}
+        of = self._subject
+        of.models = [model for model in of.models if trained.isdisjoint(model.parameters())]
+        of.optimizers = [optimizer for optimizer in of.optimizers if optimizer not in later]
+        self._later.update(each.name for each in self._since)
+        self._since.clear()
 
     def _follow(self, tracker: Tracker, optimizer: Optimizer) -> None:
         """Record the training of another optimizer, from its first step on, instead of the previous training."""
@@ -324,6 +336,8 @@ class ScriptRecorder(Recorder):
         if self._tracker is not None:
             self._count += 1
             if self._since:
+                steps = Counter(id(each.optimizer()) for each in self._since)
+                self._most_since = max(self._most_since, *steps.values())
                 self._tracker.calls = sum((each.calls for each in self._since), self._tracker.calls)
                 self._since.clear()
             self._take(self._tracker)
@@ -367,6 +381,8 @@ class ScriptRecorder(Recorder):
     def close(self, error: BaseException | None = None) -> None:
         if self._state != "new" and self._tracker is not None:
             self._tracker.call_before_next()
+        if len(self._since) > max(OTHER_TRAINING_STEPS, self._most_since):
+            self._count_as_later()
         super().close(error)
         self._counting.close()
 

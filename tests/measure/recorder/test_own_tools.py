@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from cs_systems.measure.recorder import Recorder, tracker
-from cs_systems.measure.recorder.unedited import ScriptRecorder
+from cs_systems.measure.recorder.unedited import OTHER_TRAINING_STEPS, ScriptRecorder
 from cs_systems.record import RunRecord, read_records
 from tests import forks
 
@@ -274,6 +274,39 @@ def test_second_training_after_the_recorded_steps_is_mentioned(tmp_path: Path) -
     assert str(recorder.later_training()).startswith(
         "another optimizer, AdamW, stepped 30 times after the recorded steps; to record that training, write `with"
     )
+
+
+@pytest.mark.parametrize("stacks", [True, False])
+def test_later_trainings_of_equal_length_are_mentioned_and_not_sampled(stacks: bool, tmp_path: Path) -> None:
+    """Several trainings, as of the folds of a cross-validation; the stack of the first is sampled until it ends."""
+    switching = []
+    with recorded(tmp_path, profile="none", steps=6, stacks=stacks) as recorder:
+        for optimizer in ("SGD", "AdamW", "AdamW", "AdamW"):
+            train(20, lambda step: switching.append(recorder.done), optimizer)
+    (record,) = recorder.records
+    assert record.results["ran"][0]["optimizer"] == "SGD"
+    assert str(recorder.later_training()).startswith(
+        "another optimizer, AdamW, stepped 60 times after the recorded steps; to record that training"
+    )
+    assert all(switching[20 + OTHER_TRAINING_STEPS + 1 :]), "later steps are as fast as alone"
+
+
+def test_critic_that_steps_as_often_as_before_is_no_later_training(tmp_path: Path) -> None:
+    critic, generator = (nn.Linear(4, 2) for _ in range(2))
+    of_critic = torch.optim.AdamW(critic.parameters())
+    of_generator = torch.optim.SGD(generator.parameters())
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model(torch.randn(3, 4)).square().mean().backward()
+        optimizer.step()
+
+    with recorded(tmp_path, profile="none", steps=20, stacks=True) as recorder:
+        for iteration in range(40):
+            step(generator, of_generator)
+            for _ in range(10 if iteration > 12 else 0):
+                step(critic, of_critic)
+    assert recorder.records[0].results["ran"][0]["optimizer"] == "SGD + AdamW"
+    assert recorder.later_training() is None
 
 
 def test_functions_of_torch_replaced_by_the_program_stay_replaced(tmp_path: Path) -> None:
