@@ -68,7 +68,7 @@ class Collections:
         of_step.total_s += lasted_s
         of_step.longest_s = max(of_step.longest_s, lasted_s)
         if lasted_s > COLLECTION_S:
-            chain, leaf = own_lines(sys._getframe(1))
+            chain, leaf = own_lines(sys._getframe().f_back)  # None at the end of a thread
             line = leaf or (chain[-1] if chain else None)
             if line is not None:
                 of_step.lines[line] = of_step.lines.get(line, 0.0) + lasted_s

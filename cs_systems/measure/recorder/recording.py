@@ -438,6 +438,9 @@ class Recording:
     def _why_unsampled(self) -> UnsampledRow:
         if not self._has_stacks:
             return {"reason": "stacks is False", "remedy": "leave out stacks=False"}
+        if not self._watch.can_sample:
+            reason = "the loop runs outside of the main thread, and only that one's stack is sampled"
+            return {"reason": reason, "remedy": "call the loop in the main thread"}
         more = counted(max(LEAST_SAMPLED, self._watch.steps_to_sample()), "more step")
         return {"reason": "the loop ended before its stack was sampled", "remedy": f"let it run for {more}"}
 

@@ -130,6 +130,11 @@ class Sampler:
             self._thread = threading.Thread(target=self._run, name=SAMPLER, daemon=True)
             self._thread.start()
 
+    @property
+    def has_begun(self) -> bool:
+        """Flag of a loop with a step that began in the main thread."""
+        return self._thread is not None
+
     def pause(self) -> None:
         """Sample nothing until the next step begins."""
         self._step = None
@@ -254,7 +259,7 @@ def _end_sleeps_on_time() -> None:
 class CoreQueue:
     """Total time for which the thread that made this object has waited for a core, from Linux's scheduler.
 
-    0 if unknown.
+    0 if unknown. After the end of the thread, it is the last known one.
     """
 
     def __init__(self) -> None:
@@ -264,11 +269,13 @@ class CoreQueue:
             )
         except OSError:
             self._file = None
+        self._last_s = 0.0
 
     def total_s(self) -> float:
-        if self._file is None:
-            return 0.0
-        return int(os.pread(self._file, 100, 0).split()[1]) * 1e-9
+        if self._file is not None:
+            with suppress(ProcessLookupError):
+                self._last_s = int(os.pread(self._file, 100, 0).split()[1]) * 1e-9
+        return self._last_s
 
     def close(self) -> None:
         file, self._file = self._file, None

@@ -52,7 +52,7 @@ from cs_systems.measure.recorder.lines import (
 from cs_systems.measure.recorder.memory import Memory
 from cs_systems.measure.recorder.observers import ModelCall, Observer, Period, Timing
 from cs_systems.measure.recorder.other_programs import OtherPrograms
-from cs_systems.measure.recorder.phases import FORWARD, Moment
+from cs_systems.measure.recorder.phases import FORWARD, INPUT, Moment
 from cs_systems.measure.recorder.stacks import CoreQueue, Line, Sample, Sampler, function_of, own_lines, place_of
 from cs_systems.measure.recorder.step_clock import StepClock
 
@@ -67,6 +67,8 @@ BUSIER = 0.1  # rise of the share of the cores that other programs use
 BY_OTHERS = 2.5  # times that they may make a step longer, through caches and cores that are shared
 MOST_BY_OTHERS = 3.5  # the same where they become busier and busier; 2.7 was seen
 STEPS_WITH_SUMS = 3  # most sampled steps in which running totals are looked for
+FEWEST_WITH_INPUT = 60  # steps that show growth of the input; the first ones take batches that wait already
+NEAR = 10  # number of steps on each side that show how much longer sampling makes a step
 LEAST_S = 1e-7  # a shorter step has only waited
 
 
@@ -179,6 +181,11 @@ class Watch(Observer):
         """Observe nothing until the next step begins, because the recording itself works now."""
         self._sampler.pause()
         self._collections.step_begins(None)
+
+    @property
+    def can_sample(self) -> bool:
+        """Flag of a loop in the main thread, where its stack can be sampled."""
+        return self._sampler.has_begun
 
     def steps_to_sample(self) -> int:
         """Return the number of steps to run for the sampler: half a second, and a full period if there is one."""
@@ -315,7 +322,12 @@ class Watch(Observer):
             usually = Usual(kinds[0].median_s, timing.phases_s, lines_of(of_usual, len(usual)))
             first, start = self._slow_start(timing.all_s)
             slow = [
-                slow_steps(kind, usually, worked_s, by_step, self._is_whole, self._extra_cpu_s(kind, kinds[0]))
+                self._with_timed_phases(
+                    slow_steps(kind, usually, worked_s, by_step, self._is_whole, self._extra_cpu_s(kind, kinds[0])),
+                    kind,
+                    kinds[0],
+                    timing.all_s,
+                )
                 for kind in kinds[1:]
                 if kind.median_s > kinds[0].median_s and len({*kind.positions} & first) <= len(kind.positions) / 2
             ]
@@ -350,6 +362,23 @@ class Watch(Observer):
         """Return the CPU time of steps of a kind beyond that of as many usual ones."""
         usual_s = median(self._cpu_s[n] for n in usual.positions)
         return math.fsum(self._cpu_s[n] - usual_s for n in kind.positions)
+
+    def _with_timed_phases(
+        self, row: found.SlowStepsRow, kind: StepKind, usual: StepKind, phases: Mapping[str, Sequence[float]]
+    ) -> found.SlowStepsRow:
+        """Return the row with the phase of the extra time, from the timed steps if no slow step was sampled."""
+        if row["phase"] is not None:
+            return row
+        extra_s: dict[str, float] = {}
+        for name, times_s in phases.items():
+            timed = range(self._sized_at, self._sized_at + len(times_s))
+            slow, others = ([times_s[n - timed.start] for n in of.positions if n in timed] for of in (kind, usual))
+            if slow and others:
+                extra_s[name] = median(slow) - median(others)
+        if not extra_s or max(extra_s.values()) <= 0:
+            return row
+        waits = 2 * extra_s.get(INPUT, 0.0) > sum(each for each in extra_s.values() if each > 0)
+        return {**row, "phase": max(extra_s, key=extra_s.__getitem__), "waits_for_batch": waits}
 
     def _forward_operators(self, samples: Sequence[Sample]) -> list[found.ForwardOperatorsRow]:
         if self._operators is None:
@@ -412,12 +441,23 @@ class Watch(Observer):
             return
         worked_s = self._worked_s()
         times = [(n, worked_s[n]) for n in usual.positions if n >= FEWEST_STEPS]
-        alone = [step for step in times if step[0] not in self.all_sampled]  # sampling makes short steps longer
+        alone = [step for step in times if step[0] not in self.all_sampled]
+        times = self._as_without_sampling(times)
         tried = (self._slower(time_growth(each)) for each in (times, fastest(times), alone, fastest(alone)))
+        rises = _rises(phases)
         if (growth := next(filter(None, tried), None)) is not None:
-            yield _growth_row("step time", growth, None, _clearest(_rises(phases), growth.per_step))
+            waits = 2 * rises.get(INPUT, 0.0) > sum(rise for rise in rises.values() if rise > 0)
+            if not waits or growth.steps >= FEWEST_WITH_INPUT:
+                yield _growth_row("step time", growth, None, _clearest(rises, growth.per_step))
         elif (of_other := self._slower(time_growth([*enumerate(phases.get(found.OTHER, ()))]))) is not None:
             yield _growth_row(found.IN_NO_PHASE, of_other, None, found.OTHER)
+
+    def _as_without_sampling(self, times: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+        """Return the steps with the sampled ones as short as those just before, because sampling makes steps longer."""
+        before = [time_s for n, time_s in times if n < self.all_sampled.start][-NEAR:]
+        sampled = [time_s for n, time_s in times if n in self.all_sampled][:NEAR]
+        longer = max(1.0, median(sampled) / median(before)) if before and sampled else 1.0
+        return [(n, time_s / longer if n in self.all_sampled else time_s) for n, time_s in times]
 
     def _slower(self, growth: Growth | None) -> Growth | None:
         """Return the growth unless other programs, which have become busier, may be its cause."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
+import time
 
 import pytest
 
+from cs_systems.measure.recorder import garbage
 from cs_systems.measure.recorder.garbage import Collections
 
 
@@ -32,3 +35,20 @@ def test_collections_after_the_last_whole_step_and_outside_of_steps_do_not_count
     assert later is not None
     assert later["time_s"] == pytest.approx(collections.total())
     assert Collections().row(3, 1.0) is None
+
+
+def test_collection_outside_of_any_function_of_python_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at the end of a thread; here a thread runs nothing but a function of C."""
+    monkeypatch.setattr(garbage, "COLLECTION_S", 0.0)
+    collections = Collections()
+    collections.begin()
+    try:
+        collections.step_begins(0)
+        _thread.start_new_thread(gc.collect, ())
+        end_s = time.monotonic() + 10
+        while (row := collections.row(1, 1.0)) is None and time.monotonic() < end_s:
+            time.sleep(0.01)
+    finally:
+        collections.end()
+    assert row is not None
+    assert (row["collections"], row["place"]) == (1, None)

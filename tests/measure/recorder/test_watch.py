@@ -7,6 +7,7 @@ import functools
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -382,6 +383,51 @@ def test_growth_is_found_beside_sampling_that_makes_steps_longer() -> None:
         watch.close()
 
 
+@pytest.mark.parametrize(("per_step_s", "is_growth"), [(0.0, False), (5e-6, True)])
+def test_sampling_that_makes_short_steps_longer_and_longer_is_no_growth(per_step_s: float, is_growth: bool) -> None:
+    """A loop of 100 short steps ends while it is sampled, so that few steps before show how long a step takes."""
+    watch = Watch(resolve("cpu"), lambda: None)
+    try:
+        alone = [0.0008 + per_step_s * n for n in range(100)]
+        watch.durations_s = [t if n < 25 else t * (1.6 + 0.004 * (n - 25)) for n, t in enumerate(alone)]
+        watch.all_sampled = range(25, 100)
+        found = [*watch._time_growth(StepKind(tuple(range(100)), 0.001, 0.1, None), {})]
+        assert bool(found) == is_growth
+    finally:
+        watch.close()
+
+
+@pytest.mark.parametrize(
+    ("phase", "steps", "is_growth"), [("input", 30, False), ("input", 80, True), ("loss", 30, True)]
+)
+def test_few_steps_show_no_growth_of_the_input(phase: str, steps: int, is_growth: bool) -> None:
+    """Workers of a data loader have the first batches ready, so that later steps wait longer."""
+    watch = Watch(resolve("cpu"), lambda: None)
+    try:
+        watch.durations_s = [0.01 + 0.001 * n for n in range(steps)]
+        phases = {phase: [0.001 * n for n in range(steps)], "forward": [0.01] * steps}
+        found = [*watch._time_growth(StepKind(tuple(range(steps)), 0.03, 1.0, None), phases)]
+        assert bool(found) == is_growth
+    finally:
+        watch.close()
+
+
+@pytest.mark.parametrize("phase", ["input", "forward"])
+def test_phase_of_slow_steps_that_were_not_sampled_is_known_from_timed_steps(phase: str) -> None:
+    """With --stop the loop ends before its stack is sampled; here workers have their batches at the same time."""
+    watch = Watch(resolve("cpu"), lambda: None)
+    try:
+        watch._sized_at, watch._cpu_s = 5, [0.0] * 35
+        watch.durations_s = [0.01 if n % 3 else 0.05 for n in range(35)]
+        times_s = [0.001 if n % 3 else 0.041 for n in range(5, 35)]
+        others = {name: [0.004] * 30 for name in ("forward", "input") if name != phase}
+        timing = Timing({phase: 0.02, **dict.fromkeys(others, 0.004)}, {phase: times_s, **others}, None)
+        (row,) = watch.tables(timing, {})["slow_steps"]
+        assert (row["phase"], row["waits_for_batch"], row["place"]) == (phase, phase == "input", None)
+    finally:
+        watch.close()
+
+
 @pytest.mark.parametrize(("rises", "is_growth"), [("forward backward optimizer", False), ("forward backward", True)])
 def test_steps_of_which_each_phase_takes_longer_do_not_grow(rises: str, is_growth: bool) -> None:
     watch = Watch(resolve("cpu"), lambda: None)
@@ -407,6 +453,16 @@ def test_steps_that_other_programs_make_longer_do_not_grow(slower: float, late_s
         assert bool(found) == is_growth
     finally:
         watch.close()
+
+
+def test_wait_for_a_core_of_a_thread_that_has_ended_stays_as_it_was() -> None:
+    found: list[stacks.CoreQueue] = []
+    thread = threading.Thread(target=lambda: found.append(stacks.CoreQueue()))
+    thread.start()
+    thread.join()
+    (queue,) = found
+    assert queue.total_s() == queue.total_s() >= 0.0
+    queue.close()
 
 
 def test_busy_time_of_the_machine_has_neither_idle_time_nor_that_of_its_guests() -> None:
