@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -73,10 +74,18 @@ def terminal_width(output: Path | None = None, stream: IO[str] | None = None) ->
     stream: where the text goes without `output`; by default standard output.
     """
     stream = stream or sys.stdout
-    if output is not None or not stream.isatty():
+    if output is not None or not is_terminal(stream):
         return None
-    own = shutil.get_terminal_size().columns if stream is sys.stdout else os.get_terminal_size(stream.fileno()).columns
+    own = shutil.get_terminal_size().columns
+    if stream is not sys.stdout:
+        with suppress(AttributeError, OSError):  # a class of the program may have no `fileno`
+            own = os.get_terminal_size(stream.fileno()).columns
     return own - (0 if encodable("→", stream) == "→" else ROOM_FOR_ASCII)
+
+
+def is_terminal(stream: object) -> bool:
+    """Return whether a stream is a terminal; one of the program's own classes may have no `isatty`."""
+    return bool(getattr(stream, "isatty", bool)())
 
 
 def print_table(table: Table[Any], rows: Sequence[Row], notes: Sequence[str] = (), alike: Sequence[str] = ()) -> None:

@@ -20,8 +20,8 @@ import sys
 import textwrap
 import threading
 import types
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from cs_systems.cli import EXIT_INTERRUPTED
 from cs_systems.cli._children import Children, before
 from cs_systems.core import origin
-from cs_systems.core.printable import encodable, visible
+from cs_systems.core.printable import command_line, encodable, visible
 from cs_systems.core.step_kinds import FEWEST_AT_A_DISTANCE
 from cs_systems.core.validation import shown
 
@@ -90,7 +90,8 @@ def main() -> None:
 def _run(options: dict[str, Any], argv: list[str]) -> None:
     """Run the script with the recorder's options, and leave its records."""
     _restore_streams(options.pop("streams", ()))
-    handover, format = options.pop("handover", None), options.pop("format", "terminal")
+    handover, format, out = options.pop("handover", None), options.pop("format", "terminal"), options["out"]
+    options["out"] = str(Path(out).absolute())  # the script may change its directory
     is_trial = "levers" in options  # of advise
     levers, seed, files, imports = (options.pop(name, ()) for name in ("levers", "seed", "files", "imports"))
     told: dict[str, Callable[[], bool]] = {}
@@ -121,19 +122,18 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
         is_left = True
         if not status:
             _leave_for_search(told, options["out"], look)
-        state = random.getstate()  # importing the report's modules uses random numbers
-        for recorder in recorders:
-            recorder.close(error)
-        if is_first_rank():
-            records, failure = _recorded(recorders)
-            why = failure or why_nothing(status, children.remedy(), replaced_by)
-            if not (is_trial and records):  # a search reads the records, and the modules of a report take a second
-                _leave(records, handover, options["out"], why, argv, Form(format, status))
-        random.setstate(state)
+        with _apart_from_script(out):
+            for recorder in recorders:
+                recorder.close(error)
+            if is_first_rank():
+                records, failure = _recorded(recorders)
+                why = failure or why_nothing(status, children.remedy(), replaced_by, may_be_edited=not is_trial)
+                if not (is_trial and records):  # a search reads the records, and a report's modules take a second
+                    _leave(records, handover, out, why, argv, Form(format, status))
 
     def leave_line() -> None:
         if os.getpid() == process and any(recorder.records for recorder in recorders):
-            print(f"cs-systems: the script ended; records: {options['out']}/records.jsonl", file=sys.stderr)
+            print(f"cs-systems: the script ended; records: {out}/records.jsonl", file=sys.stderr)
 
     _watch_ends(leave, leave_line)
     failed: BaseException | None = None
@@ -155,6 +155,20 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
         leave(status, failed)
 
 
+@contextmanager
+def _apart_from_script(out: str) -> Iterator[None]:
+    """Keep the script's random state and exit status, whatever happens in the report."""
+    state = random.getstate()  # importing the report's modules uses random numbers
+    try:
+        yield
+    except Exception as lost:
+        remedy = f"read the records with {command_line('cs-systems', 'report', out)}"
+        with suppress(Exception):  # the script may have closed or replaced standard error
+            _tell(f"the report was lost with {type(lost).__name__}: {lost}; {remedy}")
+    finally:
+        random.setstate(state)
+
+
 def _look(imports: str) -> Look | None:
     """Return what looks at this process for later trials, if a file for the imports is given."""
     if not imports:
@@ -167,7 +181,7 @@ def _look(imports: str) -> Look | None:
 def _recorded(recorders: Sequence[Any]) -> tuple[list[Any], str | None]:
     """Return all records, and why a recorder failed; tell of a training that was not recorded."""
     for later in filter(None, (recorder.later_training() for recorder in recorders)):
-        print(f"cs-systems: {later}", file=sys.stderr)
+        _tell(later)
     records = [record for recorder in recorders for record in recorder.records]
     return records, next((recorder.failure for recorder in recorders if recorder.failure), None)
 
@@ -275,7 +289,7 @@ def conclude(records: list[Any], out: str, why: str, script: Sequence[str] = (),
         _print_document(records, out, why, form.status)
         return
     if not records:
-        print(f"cs-systems: nothing was recorded, because {why}", file=sys.stderr)
+        _tell(f"nothing was recorded, because {why}")
         return
     from cs_systems.analysis.diagnosis import diagnose
     from cs_systems.cli._advice import try_command
@@ -330,23 +344,37 @@ def print_whole_loop(records: Sequence[Any]) -> None:
     """Print how the time of a whole loop divides among kinds of steps, if it is longer than the recorded steps."""
     from cs_systems.analysis.comparison.loop_findings import WHOLE_LOOP
     from cs_systems.analysis.comparison.loop_time import sentence
-    from cs_systems.cli._output import terminal_width
 
     recorded = sum(len(record.measurement.samples) for record in records if record.measurement is not None)
     rows = next(filter(None, (WHOLE_LOOP.of(record.results) for record in records)), ())
     if sum(row["steps"] for row in rows) < max(2 * FEWEST_AT_A_DISTANCE, 1.5 * recorded):
         return
-    text, width = f"whole loop: {sentence(rows)}", terminal_width(stream=sys.stderr)
-    print(encodable(textwrap.fill(text, width) if width else text, sys.stderr), file=sys.stderr)
+    print(encodable(_filled(f"whole loop: {sentence(rows)}"), sys.stderr), file=sys.stderr)
 
 
-def why_nothing(status: int, children: str | None = None, replaced_by: str | None = None) -> str:
+def _tell(message: str) -> None:
+    """Print a message of this package to standard error."""
+    print(_filled(f"cs-systems: {message}"), file=sys.stderr)
+
+
+def _filled(text: str) -> str:
+    """Return the text, wrapped between words if standard error is a terminal."""
+    from cs_systems.cli._output import terminal_width
+
+    width = terminal_width(stream=sys.stderr)
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False) if width else text
+
+
+def why_nothing(
+    status: int, children: str | None = None, replaced_by: str | None = None, *, may_be_edited: bool = True
+) -> str:
     """Return why a script left no record, and what to do.
 
     Args:
         status: the script's exit status.
         children: the result of `Children.remedy`.
         replaced_by: the program that replaced the script's process (os.exec); None if none did.
+        may_be_edited: the remedy may be a Recorder in the script, which a search leaves idle.
     """
     if status == EXIT_INTERRUPTED:
         return "the script was interrupted before its first backward pass; let it run longer"
@@ -358,6 +386,8 @@ def why_nothing(status: int, children: str | None = None, replaced_by: str | Non
     what = "the script ran no backward pass of torch in its main thread"
     if children is not None:
         return f"{what}; {children}"
+    if not may_be_edited:
+        return f"{what}; give a script that trains there"
     return (
         f"{what}; run a script that trains there, or write `with cs_systems.Recorder(out='runs/mine') as recorder:` "
         "around its loop and `with recorder.step():` around the loop's body"

@@ -185,7 +185,7 @@ def _below(name: str, options: dict[str, Any], words: list[str]) -> int:
     probe = "import gc; gc.disable(); import torch; raise SystemExit(not torch.cuda.is_available())"
     on_cuda = subprocess.run([sys.executable, "-c", probe], stderr=subprocess.DEVNULL).returncode == 0
     sys.stdout.flush()
-    with tempfile.TemporaryDirectory(prefix=".nsys-", dir=out) as folder:
+    with tempfile.TemporaryDirectory(prefix=".nsys-", dir=out.absolute()) as folder:  # the script may leave this one
         report, left, messages = (Path(folder) / name for name in ("report", "records.jsonl", "messages.txt"))
         streams = [os.dup(1), os.dup(2)]  # nsys prints to standard output, which belongs to the script
         command = script_command(options | {"streams": streams, "handover": str(left)}, words)

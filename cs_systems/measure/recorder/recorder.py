@@ -105,7 +105,8 @@ class Recorder(Recording):
             snapshot=snapshot,
             stacks=stacks,
         )
-        writer = Writer(Path(out), subject, record_host=record_host, waits_for_nsys=self._waits_for_nsys)
+        folder = Path(out).absolute()  # the loop may change the directory
+        writer = Writer(folder, subject, record_host=record_host, waits_for_nsys=self._waits_for_nsys)
         super().__init__(
             subject, stages, writer, patience_s=patience_s, again=experiments, experiments_s=experiments_s, clock=clock
         )

@@ -327,6 +327,47 @@ def test_script_that_ends_its_process_itself_leaves_its_record(
     assert ("loop script on" in done.stderr) == is_reported
 
 
+STREAM = """
+class Both:
+    def __init__(self, stream): self.stream = stream
+    def write(self, text): self.stream.write(text)
+    def flush(self): self.stream.flush()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "is_reported"),
+    [
+        (f"{STREAM}sys.stdout, sys.stderr = Both(sys.stdout), Both(sys.stderr)\ntrain()\n", True),
+        ("train()\nsys.stdout.flush()\nsys.stderr.close()\n", False),
+        ("thread = threading.Thread(target=train)\nthread.start()\nthread.join()\n", True),
+    ],
+    ids=["own class of stream", "closed stream", "trained in another thread"],
+)
+def test_script_keeps_its_exit_status_whatever_it_does_to_streams_and_threads(
+    program: str, is_reported: bool, tmp_path: Path
+) -> None:
+    done, (record,) = recorded(tmp_path, program)
+    assert (done.returncode, record.status) == (0, "ok"), done.stderr
+    assert "Traceback" not in done.stderr
+    assert ("loop script on" in done.stderr) == is_reported
+
+
+def test_records_are_in_the_folder_that_was_named_before_the_script_left_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "script.py"
+    script.write_text(f"{LOOP}os.mkdir('inside')\nos.chdir('inside')\ntrain()\n")
+    options = ["--steps", "1:4", "--out", "out", "--with", "kineto"]
+    done = forks.python("-m", "cs_systems", "run", *options, "--", "script.py")
+    timing, profile = read_records(tmp_path / "out")[0]
+    assert (timing.status, profile.status, done.returncode) == ("ok", "ok", 0), done.stderr
+    assert all((tmp_path / "out" / name).is_file() for name in profile.artifacts.values())
+    assert [*(tmp_path / "inside").iterdir()] == []
+    assert "records: out/records.jsonl\n" in done.stderr
+
+
 def test_script_that_another_program_replaces_leaves_its_record(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(f"{LOOP}train()\nos.execv('/bin/echo', ['echo', 'another program'])\n")
