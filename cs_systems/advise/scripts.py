@@ -27,7 +27,7 @@ from cs_systems.advise.budget import Budgeted
 from cs_systems.advise.in_script import PARTLY, UNUSED
 from cs_systems.advise.lever import Cell, Lever, ScriptPlan
 from cs_systems.advise.numerics import Check
-from cs_systems.advise.sources import SKIPPED, Source
+from cs_systems.advise.sources import SKIPPED, Source, top_of
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core.printable import plain
 from cs_systems.core.units import human
@@ -43,6 +43,9 @@ MOST_COPIED_BYTES = 200 << 20  # largest folder that is copied to try a patch
 LINKED_BYTES = 10 << 20  # size from which a file, such as data, is linked instead of copied
 ERROR = re.compile(r"(?:\[rank\d+\]: *)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*)")
 OF_LAUNCHER = "ChildFailedError"  # says only that a rank failed
+NOTHING_RECORDED = "cs-systems: nothing was recorded, because "
+ENDED = "the script ended with exit status"
+MOST_SHOWN = 200  # characters of a reason
 
 
 @dataclass
@@ -252,13 +255,18 @@ class ScriptBench(Budgeted):
         self.copy = to
 
 
-def git_status() -> str | None:
-    """Return the changes that git reports in the current folder; None outside of a repository."""
-    try:
-        done = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=False)
-    except OSError:
+def git_status(records: Path) -> frozenset[str] | None:
+    """Return the lines of git's status of the repository around the current folder; None outside of one.
+
+    records: the folder of the search's own files, which are left out.
+    """
+    top, folder = top_of(Path.cwd()), records.resolve()
+    if top is None:
         return None
-    return done.stdout if done.returncode == 0 else None
+    without = [f":(exclude,literal){folder}"] if folder != top and folder.is_relative_to(top) else []
+    command = ["git", "status", "--porcelain", "--", ":(top)", *without]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return frozenset(done.stdout.splitlines()) if done.returncode == 0 else None
 
 
 def _files(folder: Path) -> list[Path]:
@@ -317,7 +325,13 @@ def _failed(reason: str) -> RunRecord:
 
 
 def _error_line(log: Path) -> str:
-    """Return the last error in a log, else its last line."""
+    """Return the last error in a log, else why nothing was recorded, with the script's last line if that failed."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    found = [match[1] for line in lines if (match := ERROR.match(line)) and OF_LAUNCHER not in line]
-    return plain((found or lines or ["it ended and printed nothing"])[-1])[:200]
+    errors = [match[1] for line in lines if (match := ERROR.match(line)) and OF_LAUNCHER not in line]
+    if errors or not lines:
+        return plain(errors[-1] if errors else "it ended and printed nothing")[:MOST_SHOWN]
+    *before, last = lines
+    reason = last.removeprefix(NOTHING_RECORDED)
+    if reason == last or not before or not reason.startswith(ENDED):
+        return plain(reason)[:MOST_SHOWN]
+    return plain(f"{reason.partition(';')[0]}; its last line is: {before[-1]}")[:MOST_SHOWN]

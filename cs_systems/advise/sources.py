@@ -103,14 +103,14 @@ def shown_name(path: Path) -> str:
 
     `git apply` reads names below the top, also in a folder below it.
     """
-    top = _top(path.parent)
+    top = top_of(path.parent)
     for folder in filter(None, (top, Path.cwd().resolve())):
         if path.is_relative_to(folder):
             return path.relative_to(folder).as_posix()
     return path.as_posix().removeprefix("/")
 
 
-def _top(folder: Path) -> Path | None:
+def top_of(folder: Path) -> Path | None:
     """Return the top folder of the git repository around a folder; None outside of one, or without git."""
     try:
         done = subprocess.run(

@@ -79,8 +79,8 @@ def searched(asked: Asked) -> int:
     if asked.dry_run:
         add(document.table(TO_TRY, to_try))
         return 0
-    before = git_status()
     folder = asked.out or Path(tempfile.mkdtemp(prefix=f"cs-systems-advise-{script.stem}-"))
+    before = git_status(folder)
     recorder = {"name": titles(words)[1], "stop": True, "profile": "none"}
     options = recorder | {"warmup": asked.warmup, "steps": asked.steps}
     command = partial(_command, launcher)
@@ -100,8 +100,8 @@ def searched(asked: Asked) -> int:
         return failed(f"the script cannot be measured as it is: {reason}", EXIT_NOTHING)
     finally:
         bench.close()
-        if (after := git_status()) != before:
-            say(f"the script itself changed files of this repository: {' '.join((after or '').split())}")
+        if changed := (git_status(folder) or frozenset()) - (before or frozenset()):
+            say(f"the script itself changed files of this repository: {' '.join(' '.join(sorted(changed)).split())}")
     return 0
 
 

@@ -130,7 +130,7 @@ def _list(folder: Path) -> None:
     known = tasks()
     print_table(_course.TASKS, _rows([*known.values()], folder))
     first = next(iter(known))
-    print(visible(f"results: {folder}\nrun one: cs-systems course {first} (--dry-run prints its commands alone)"))
+    print(visible(f"results: {folder}\nrun one: cs-systems course {first} (--dry-run: print its commands)"))
 
 
 def _rows(chosen: Sequence[Task], folder: Path) -> list[_course.TaskRow]:

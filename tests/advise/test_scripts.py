@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from cs_systems.advise import edits, in_script
+from cs_systems.advise import edits, in_script, scripts
 from cs_systems.advise.answer import Answer, row_of
 from cs_systems.advise.lever import Changes, Proposal, ScriptPlan, Situation, all_levers, proposals
 from cs_systems.advise.levers import no_sync
 from cs_systems.advise.levers.data_loader import WORKERS
 from cs_systems.advise.ranks import split
-from cs_systems.advise.scripts import ScriptBench
+from cs_systems.advise.scripts import ScriptBench, git_status
 from cs_systems.advise.sources import Source, diff, shown_name, sources
 from cs_systems.analysis.diagnosis import Answer as DiagnosisAnswer
 from cs_systems.analysis.diagnosis import Diagnosis
@@ -113,6 +113,47 @@ def test_a_lever_takes_the_place_of_another() -> None:
     assert to_compile["compile"] == ("compile", "reduce_overhead compiles the model already")
     assert isinstance(option := to_graphs["reduce_overhead"], Proposal)
     assert option.cell == graphs
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        (
+            "loaded\nTraceback …\nValueError: no data\ncs-systems: nothing was recorded, because …",
+            "ValueError: no data",
+        ),
+        (
+            "usage: train.py [-h]\ntrain.py: error: --name is required\n"
+            "cs-systems: nothing was recorded, because the script ended with exit status 2 before its first backward "
+            "pass; correct its error\n",
+            "the script ended with exit status 2 before its first backward pass; "
+            "its last line is: train.py: error: --name is required",
+        ),
+        (
+            "42\ncs-systems: nothing was recorded, because the script ran no backward pass",
+            "the script ran no backward pass",
+        ),
+        ("", "it ended and printed nothing"),
+    ],
+)
+def test_reason_of_a_script_that_cannot_be_measured_is_its_own_error(log: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "log.txt").write_text(log)
+    assert scripts._error_line(tmp_path / "log.txt") == reason
+
+
+def test_status_of_git_leaves_out_the_folder_of_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert git_status(Path("out")) is None
+    subprocess.run(["git", "init", "-q"], check=True)
+    Path("train.py").touch()
+    before = git_status(Path("out"))
+    for name in ("out/records.jsonl", "new.txt"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).touch()
+    for records in (Path("out"), tmp_path / "out"):
+        assert git_status(records) == {"?? train.py", "?? new.txt"}
+    assert before == {"?? train.py"}
+    assert git_status(tmp_path.parent) == {"?? train.py", "?? new.txt", "?? out/"}
 
 
 def test_a_diff_can_be_applied(tmp_path: Path) -> None:
