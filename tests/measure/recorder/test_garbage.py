@@ -38,7 +38,7 @@ def test_collections_after_the_last_whole_step_and_outside_of_steps_do_not_count
 
 
 def test_collection_outside_of_any_function_of_python_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As at the end of a thread; here a thread runs nothing but a function of C."""
+    """A thread of nothing but a function of C, which collects without a frame, as each thread may do at its end."""
     monkeypatch.setattr(garbage, "COLLECTION_S", 0.0)
     collections = Collections()
     collections.begin()
