@@ -65,11 +65,12 @@ class Again:
 
     @property
     def verdict(self) -> str:
-        if self.low is None or self.high is None:
+        if self.gain is None:
             return f"not measured: {self.reason}"
+        if self.low is None or self.high is None:
+            return "one pair, without an interval"
         if self.high < 1:
             return "slower"
-        assert self.gain is not None
         if self.printed_low <= self.gain <= self.printed_high:
             return "within what was printed"
         more = "more" if self.gain > self.printed_high else "less"
@@ -150,14 +151,15 @@ def table(rows: Sequence[Again]) -> str:
     lines = [
         "# Kept changes, measured again on another machine",
         "",
-        f"Of {len(rows)} programs in which advise kept changes {len(known)} were measured again: {slower} slower, "
-        f"{within} with a gain within what was printed.",
+        f"Of {len(rows)} programs in which advise kept changes {len(known)} were measured again with an interval: "
+        f"{slower} slower, {within} with a gain within what was printed.",
         "",
         "| program | kept | printed | interval | again | interval | pairs | verdict |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |",
     ]
     for row in rows:
-        again = ("", "") if row.gain is None else (f"{row.gain:.2f}", f"{row.low:.2f} … {row.high:.2f}")
+        interval = f"{row.low:.2f} … {row.high:.2f}" if row.low and row.high else ""
+        again = (f"{row.gain:.2f}" if row.gain else "", interval)
         printed = f"{row.printed:.2f}", f"{row.printed_low:.2f} … {row.printed_high:.2f}"
         cells = (row.program, ", ".join(row.kept), *printed, *again, str(row.pairs or ""), row.verdict)
         lines.append(f"| {' | '.join(cells)} |")

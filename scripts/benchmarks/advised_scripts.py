@@ -3,7 +3,7 @@
 Question: what does advise keep in loops that others wrote, how much faster are they, and how sure is that?
 Method: each script of advised_scripts.toml is searched by `advise --budget`, in its folder, which is
 a git repository. Afterwards `git status` must be empty, and the diff must apply. --grid measures instead each
-combination of the levers that the search tried first (those that it kept, then the most promising ones, 5 at most),
+combination of levers that ran in the search (those that it kept, then the most promising ones, 5 at most),
 and compares the best combination with the one that the search found: both in the same processes. Of the search's trials
 those of these levers count.
 Output: one JSON file per script in --output, and table.md there, made of all these files.
@@ -157,7 +157,8 @@ def grid(script: Script, lane: Lane, answer: Row, budget_s: float) -> Row:
     """
     words, (warmup, timed) = lane.words(script), lane.steps(script)
     kept = tuple(answer["best"]["levers"])
-    names = tuple(dict.fromkeys([*kept, *(row["lever"] for row in answer["trials"] if row["processes"])]))[:MOST_LEVERS]
+    ran = [row["lever"] for row in answer["trials"] if row["processes"] and row["step_s"]]
+    names = tuple(dict.fromkeys([*kept, *ran]))[:MOST_LEVERS]
     options = {"name": Path(words[0]).name, "stop": True, "profile": "none", "warmup": warmup, "steps": timed}
     with tempfile.TemporaryDirectory() as out:
         files = sources(Path(words[0]))

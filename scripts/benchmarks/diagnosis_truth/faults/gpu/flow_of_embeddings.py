@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 CASE = {
     "truth": "The time as one further column makes the inputs of all layers 2049 wide, so that rows of the bf16 "
-    "operands are not aligned and the products run far below the chip's rate. Measured: to be filled.",
+    "operands are not aligned and the products run far below the chip's rate. Measured: 72%.",
     "cause": "slow-products",
     "also": ["elementwise-chain", "casts"],
     "never": ["data-loading", "host-sync", "launch-bound", "fp32-products", "exposed-copies"],

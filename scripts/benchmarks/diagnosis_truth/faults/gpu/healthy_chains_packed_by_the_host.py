@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 CASE = {
     "truth": "Python packs and masks each batch in the main process for some milliseconds, but the GPU still works on "
-    "the step before, as nothing waits for it: it is never without work. Measured: to be filled.",
+    "the step before, as nothing waits for it: it is never without work.",
     "cause": None,
     "also": [],
     "never": ["data-loading", "host-python", "host-sync", "launch-bound", "fp32-products", "exposed-copies", "padding"],

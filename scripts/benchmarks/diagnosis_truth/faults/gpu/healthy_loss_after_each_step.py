@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 CASE = {
     "truth": "loss.item() waits for the GPU once a step, after the update, but the step is a few hundred long kernels, "
-    "so that the GPU idles for the launch of the first ones only; nothing to mend. Measured: to be filled.",
+    "so that the GPU idles for the launch of the first ones only; nothing to mend.",
     "cause": None,
     "also": [],
     "never": ["host-sync", "logging", "launch-bound", "fp32-products", "data-loading", "unfused-attention"],

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 CASE = {
     "truth": "Each step copies 57 MB to the GPU, but from pinned memory and on a stream of its own, during the "
-    "products of the step before, which are most of the time; nothing to mend. Measured: to be filled.",
+    "products of the step before, which are most of the time; nothing to mend.",
     "cause": None,
     "also": [],
     "never": ["exposed-copies", "pageable-copies", "data-loading", "launch-bound", "host-sync", "fp32-products"],

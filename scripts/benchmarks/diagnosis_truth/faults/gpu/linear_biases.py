@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 CASE = {
     "truth": "Each layer builds the same bias (16 x 512 x 512) with the CPU in every forward and copies it to the GPU "
-    "from pageable memory; the GPU waits meanwhile. Measured: to be filled.",
+    "from pageable memory; the GPU waits meanwhile. Measured: 55%.",
     "cause": "pageable-copies",
     "also": ["exposed-copies", "host-sync", "host-python", "small-operators", "launch-bound", "casts"],
     "never": ["data-loading", "fp32-products", "logging", "evaluation"],

