@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from cs_systems.core.tables import Table
-from cs_systems.core.units import counted, fixed
+from cs_systems.core.units import counted, fixed, human
 
 
 class GraphBreakRow(TypedDict):
@@ -28,6 +28,8 @@ class Caveat:
     remedy: str
 
 
+# Least share of a step that finding its phases takes, to be told, and least number of phases that begin in it.
+OBSERVED, MANY_PHASES = 0.05, 100
 RECORD_AGAIN = "record again, with fewer steps and without another profiler"
 REMOVE_BREAKS = "keep printing, .item(), .cpu() and branches on tensors out of the compiled code"
 _NAME_STEPS = "name the iteration: Recorder(...), and with recorder.step(): around the body of the loop"
@@ -49,6 +51,7 @@ REMEDIES = {
     "no-optimizer": _NAME_STEPS,
     "mixed-batches": "compare tokens/s or samples/s, not times; or pad to one length, and drop the last short batch",
     "own-tools": "time the program without them",
+    "observed": "time the loop itself with one clock around many steps; use its phases for shares and causes",
     "own-capture": "leave out these calls, or start the program under nsys yourself",
     "recomputed": "checkpoint fewer blocks where the memory allows it",
     "full-attention": "compare MFU only with runs that count it in full too; is_causal=True makes causality known",
@@ -103,6 +106,19 @@ def cut_short(timed: int, wanted: int, done: int | None, ended: str, missing: Se
         steps = f"cs-systems run --steps {first}:{done}, or Recorder(warmup={first}, steps={done - first})"
         remedy += f", or time earlier steps: {steps}"
     return Caveat("few-samples", message, remedy)
+
+
+def observed(own_s: float, step_s: float, boundaries: int) -> Iterator[Caveat]:
+    """Yield the caveat for a loop whose phases take notable time to find.
+
+    Args:
+        own_s: time of the host that this took in a step, in s; on a GPU some of it may be hidden.
+        step_s: the step with it, in s.
+        boundaries: the number of boundaries between phases in a step.
+    """
+    if boundaries >= MANY_PHASES and own_s >= OBSERVED * step_s:
+        text = f"finding the phases takes up to {human(own_s, 's')} of the step, because {boundaries:,} begin in it"
+        yield caveat("observed", text)
 
 
 def own_tools(names: Iterable[str]) -> Caveat:

@@ -24,6 +24,8 @@ from torch._C._dynamo import eval_frame as dynamo
 Function = TypeVar("Function", bound=Callable[..., Any])
 Undo = Callable[[], object]
 _SKIPS_IT_AND_ITS_CALLS = dynamo._FrameExecStrategy(dynamo._FrameAction.SKIP, dynamo._FrameAction.SKIP)
+_KEYS = torch._C._TorchDispatchModeKey
+_TRACING = (_KEYS.FAKE, _KEYS.PROXY, _KEYS.FUNCTIONAL)
 _SKIPS_IT = dynamo._FrameExecStrategy(dynamo._FrameAction.SKIP, dynamo._FrameAction.DEFAULT)
 
 
@@ -42,9 +44,10 @@ def passed_through(function: Function) -> Function:
 @untraced
 def is_tracing() -> bool:
     """Return whether this thread is tracing code rather than just running it."""
-    keys, mode = torch._C._TorchDispatchModeKey, torch._C._get_dispatch_mode
-    traces = any(mode(key) is not None for key in (keys.FAKE, keys.PROXY, keys.FUNCTIONAL))
-    return traces or torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+    for key in _TRACING:
+        if torch._C._get_dispatch_mode(key) is not None:
+            return True
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
 class _Installed(NamedTuple):

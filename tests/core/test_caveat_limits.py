@@ -10,6 +10,7 @@ from cs_systems.core.caveats import (
     broken_graph,
     cut_short,
     not_restored,
+    observed,
     recomputed,
     skipped_steps,
 )
@@ -72,3 +73,13 @@ def test_first_graph_break_is_named() -> None:
 
 def test_loop_has_the_remedies_of_cells_but_for_few_samples() -> None:
     assert {*REMEDIES} - {*LOOP_REMEDIES} == {"few-samples"}
+
+
+@pytest.mark.parametrize(("own_s", "boundaries", "is_told"), [(0.5, 100, True), (0.499, 100, False), (0.5, 99, False)])
+def test_cost_of_finding_phases_is_told_from_a_twentieth_of_the_step(
+    own_s: float, boundaries: int, is_told: bool
+) -> None:
+    found = [*observed(own_s, 10.0, boundaries)]
+    assert len(found) == is_told
+    for caveat in found:
+        assert caveat.message == "finding the phases takes up to 500 ms of the step, because 100 begin in it"

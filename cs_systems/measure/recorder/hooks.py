@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -92,13 +93,29 @@ def _registered(register: Callable[[Any], RemovableHandle], hook: Callable[..., 
     return register(hook).remove
 
 
-@as_guest
+def _own_time(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function of the observation, as `as_guest` does, and count its time in the step."""
+    guest, clock = as_guest(function), time.perf_counter
+
+    @untraced
+    @functools.wraps(function)
+    def counted(*args: Any) -> Any:
+        began_s = clock()
+        result = guest(*args)
+        if _tracker is not None:
+            _tracker.timeline.own_s += clock() - began_s
+        return result
+
+    return counted
+
+
+@_own_time
 def _begins(name: str, arguments: Any = ()) -> None:
     if _tracker is not None and _tracker.observes():
         _tracker.enter(name, arguments)
 
 
-@as_guest
+@_own_time
 def _ends(name: str, result: Any = None) -> None:
     if _tracker is not None and _tracker.observes():
         _tracker.exit(name, result=result)
@@ -158,7 +175,7 @@ def _wrapped(function: Callable[..., Any], tells: Tells) -> Callable[..., Any]:
     return observed
 
 
-@as_guest
+@_own_time
 def _begun(tells: Tells, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tracker, str] | None:
     """Begin the phase of a call, if it has one; return the state that `_exit` needs to end it."""
     tracker = _tracker
@@ -171,7 +188,7 @@ def _begun(tells: Tells, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     return tracker, name
 
 
-@as_guest
+@_own_time
 def _exit(tracker: Tracker, name: str, args: tuple[Any, ...], result: Any) -> None:
     """End the phase of a call with these arguments; argument 4 of autograd's engine requests a graph of gradients."""
     is_differentiable = name == BACKWARD and len(args) > 3 and bool(args[3])

@@ -80,9 +80,13 @@ class Timeline:
     """Boundaries of one step in order: the phase that begins there, the device's mark and the host's time.
 
     Inside the loop only boundaries are recorded; times are computed from them when the stage has ended.
+
+    Attributes:
+        own_s: time of the host that finding the phases took in this step, in s.
     """
 
     def __init__(self, clocks: Clocks, name: str) -> None:
+        self.own_s = 0.0
         self._clocks, self._is_cuda = clocks, clocks.device.is_cuda
         self._names: list[str] = []
         self._marks: list[Any] = []

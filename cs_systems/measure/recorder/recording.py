@@ -7,10 +7,12 @@ work of one does not reach into the next. At the end, a thread samples the stack
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
 from torch import nn
@@ -387,12 +389,20 @@ class Recording:
         )
         if stage.is_timed and self._slowed_by:
             record = with_caveat(record, caveats.own_tools(self._slowed_by))
+        for found in self._cost_of_phases(record) if stage.is_timed else ():
+            record = with_caveat(record, found)
         if stage.profiler.is_launcher and self._tools.captures_held:
             record = with_caveat(record, caveats.own_capture(self._tools.captures_held))
         if self._is_below_nsys:
             what = "timed in a process that nsys had started; it traced nothing yet"
             record = with_caveat(record, Caveat("below-nsys", what, REMEDIES["below-nsys"]))
         return record
+
+    def _cost_of_phases(self, record: RunRecord) -> Iterator[Caveat]:
+        step_s = record.measurement.median_s() if record.measurement else None
+        steps = [taken.timeline for taken in self._timed]
+        boundaries = round(median(step.boundaries() for step in steps))
+        return caveats.observed(median(step.own_s for step in steps), step_s or math.inf, boundaries)
 
     def _samples(self) -> list[Sample]:
         """Return the samples of this stage, its warm-up first."""

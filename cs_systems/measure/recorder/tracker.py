@@ -171,25 +171,31 @@ class Tracker(Guest):
         arguments: the positional and named arguments of the call; for a model, the model comes first. A model's input
         shapes are counted, without waiting for the device.
         """
-        self.call_before_next()
-        repeats = name == FORWARD and self.is_open(BACKWARD)
-        if name == FORWARD and not (repeats or self.is_open(FORWARD) or is_tracing()):
-            call = call_of(arguments)
-            self.calls[call] += 1
-            self._is_without_gradients = not call[0]
-            if self.observers.is_looking:
-                number = self.calls.total()
-                self.observers.call_begins(ModelCall(arguments, call[0], self.is_open(OPTIMIZER), number))
-        if name == FORWARD and FORWARD not in self.seen:
-            self._at_forward()
-        shown = BACKWARD if repeats else name
-        if name == BACKWARD and not self.is_open(BACKWARD):
+        if self.before_next is not None:
+            self.call_before_next()
+        shown = name
+        if name == FORWARD:
+            repeats = self.is_open(BACKWARD)
+            if not (repeats or self.is_open(FORWARD) or is_tracing()):
+                self._call_begins(arguments)
+            if FORWARD not in self.seen:
+                self._at_forward()
+            shown = BACKWARD if repeats else FORWARD
+        elif name == BACKWARD and not self.is_open(BACKWARD):
             self.observers.backward_begins(arguments[0][0])
         self.seen.add(shown)
         self.stepped |= name == OPTIMIZER
         self._found.append((name, shown, self._in_loss))
         self._in_loss = False
         self._switch()
+
+    def _call_begins(self, arguments: Any) -> None:
+        call = call_of(arguments)
+        self.calls[call] += 1
+        self._is_without_gradients = not call[0]
+        if self.observers.is_looking:
+            number = self.calls.total()
+            self.observers.call_begins(ModelCall(arguments, call[0], self.is_open(OPTIMIZER), number))
 
     def call_before_next(self) -> None:
         """Call `before_next` once, if set, even if it begins a phase itself by waiting for the device."""

@@ -15,6 +15,7 @@ from cs_systems.core.statistics import total
 from cs_systems.record import Ran
 
 _ID_DTYPES = (torch.int64, torch.int32, torch.int16)  # integers; bool and uint8 are masks
+_ATOMS = (bool, int, float, str, bytes, nn.Module, type(None))  # hold no tensor of a batch
 
 
 def placed(value: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
@@ -88,12 +89,19 @@ def tensors_in(batch: Any) -> Iterator[Tensor]:
     if isinstance(batch, Tensor):
         yield batch
         return
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        parts: Any = [getattr(batch, f.name) for f in dataclasses.fields(batch)]
+    if isinstance(batch, (tuple, list)):
+        parts: Any = batch
+    elif isinstance(batch, _ATOMS):
+        return
+    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        parts = [getattr(batch, f.name) for f in dataclasses.fields(batch)]
     else:
-        parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (tuple, list)) else ()
+        parts = batch.values() if isinstance(batch, Mapping) else ()
     for part in parts:
-        yield from tensors_in(part)
+        if isinstance(part, Tensor):
+            yield part
+        elif not isinstance(part, _ATOMS):
+            yield from tensors_in(part)
 
 
 def samples_in(batch: Any, model: nn.Module) -> int | None:

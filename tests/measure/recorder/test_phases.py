@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import Path
 from typing import Any
 
@@ -224,3 +225,21 @@ def test_module_below_the_called_one_is_named_in_a_caveat(tmp_path: Path) -> Non
     caveat = next(c for c in recorder.records[0].warnings if c.code == "no-forward")
     assert caveat.message == "the call of Sequential was not seen"
     assert caveat.remedy == "pass the module that the loop calls: the one that DDP or torch.compile returned"
+
+
+@pytest.mark.parametrize(("calls", "is_told"), [(200, True), (2, False)])
+def test_time_that_many_short_phases_take_to_be_found_is_told(calls: int, is_told: bool, tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    with Recorder(model, out=tmp_path, **CLEAN) as recorder:
+        for _ in range(6):
+            with recorder.step():
+                for _ in range(calls):
+                    output = model(torch.ones(1, 2))
+                output.sum().backward()
+    (record,) = recorder.records
+    found = [each for each in record.warnings if each.code == "observed"]
+    assert len(found) == is_told
+    for caveat in found:
+        assert re.fullmatch(
+            r"finding the phases takes up to [\d.]+ (ms|µs) of the step, because 4\d\d begin in it", caveat.message
+        )
