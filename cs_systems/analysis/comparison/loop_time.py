@@ -11,7 +11,8 @@ from cs_systems.core.step_kinds import step_kinds
 from cs_systems.core.units import counted, human
 from cs_systems.record import Measurement
 
-WARMUP, COMPILING, USUAL, SLOW, FAST = "warm-up", "compiling", "usual", "slow", "fast"
+WARMUP, COMPILING, SAMPLED, USUAL, SLOW, FAST = "warm-up", "compiling", "sampled", "usual", "slow", "fast"
+LONGER = 1.25  # times by which sampling makes steps longer, from which they are no usual ones
 
 
 class LoopTimeRow(TypedDict):
@@ -33,25 +34,39 @@ def loop_time(measurement: Measurement) -> list[LoopTimeRow]:
     return _rows(warm, compiling, [sample.wall_s for sample in samples if not (sample.warmup or sample.compiles)])
 
 
-def whole_loop_time(durations_s: Sequence[float], compiling: Collection[int] = ()) -> list[LoopTimeRow]:
+def whole_loop_time(
+    durations_s: Sequence[float], compiling: Collection[int] = (), sampled: Collection[int] = (), longer: float = 1.0
+) -> list[LoopTimeRow]:
     """Return a row for each kind of all steps of a loop, recorded or not.
 
-    compiling: the numbers of the steps that compiled.
+    compiling, sampled: the numbers of the steps that compiled, and of those of which the stack was sampled.
+    longer: how many times as long as a usual step a sampled one takes for that.
     """
-    others = [time_s for number, time_s in enumerate(durations_s) if number not in compiling]
-    return _rows([], [durations_s[number] for number in sorted(compiling)], others)
+    numbers = [number for number in range(len(durations_s)) if number not in compiling]
+    of_sampled = {at for at, number in enumerate(numbers) if number in sampled} if longer >= LONGER else set[int]()
+    others = [durations_s[number] for number in numbers]
+    return _rows([], [durations_s[number] for number in sorted(compiling)], others, of_sampled, longer)
 
 
-def _rows(warm: list[float], compiling: list[float], others: Sequence[float]) -> list[LoopTimeRow]:
+def _rows(
+    warm: list[float],
+    compiling: list[float],
+    others: Sequence[float],
+    sampled: Collection[int] = (),
+    longer: float = 1.0,
+) -> list[LoopTimeRow]:
     total_s = math.fsum((*warm, *compiling, *others))
     if not 0 < total_s < math.inf:
         return []
     groups: list[tuple[str, list[float], int | None]] = [(WARMUP, warm, None), (COMPILING, compiling, None)]
-    kinds = step_kinds(others)
+    kinds = step_kinds([time_s / longer if n in sampled else time_s for n, time_s in enumerate(others)])
     for kind in kinds:
         usual = kind.median_s == kinds[0].median_s
         name = USUAL if usual else SLOW if kind.median_s > kinds[0].median_s else FAST
-        groups.append((name, [others[i] for i in kind.positions], None if usual else kind.every))
+        positions = [n for n in kind.positions if not usual or n not in sampled]
+        if usual:
+            groups.append((SAMPLED, [others[n] for n in kind.positions if n in sampled], None))
+        groups.append((name, [others[n] for n in positions], None if usual else kind.every))
     return [_row(name, of_kind, every, total_s) for name, of_kind, every in groups if of_kind]
 
 

@@ -1,4 +1,4 @@
-"""Line of a recorded loop with the most time, which an answer without a cause ends with."""
+"""Line of a recorded loop with the most time, or its optimizer, which an answer without a cause ends with."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter
 
 from cs_systems.analysis.comparison.loop_findings import INNER_LINES
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.config import Phase
 
 NOTABLE = 0.2  # share of the step
 FEWEST = 5  # samples of the stack
@@ -14,7 +15,10 @@ NEARLY_ALL = 0.9  # share of the line's time
 
 
 def longest_line(evidence: Evidence) -> str:
-    """Return where an own line of the model or the loss takes a notable share of the step; "" if none does."""
+    """Return which own line of the model or the loss, or else the optimizer, takes a notable share of the step.
+
+    "" if neither does.
+    """
     rows = [row for row in INNER_LINES.of(evidence.tables) if row["method"] and row["method"] not in WHOLE]
     times_s, samples, of_methods = Counter[str](), Counter[str](), dict[str, Counter[str]]()
     for row in rows:
@@ -22,6 +26,9 @@ def longest_line(evidence: Evidence) -> str:
         samples[row["place"]] += row["samples"]
         of_methods.setdefault(row["place"], Counter())[str(row["method"])] += row["time_s"]  # type: ignore[assignment]
     place, step_s = max(times_s, key=times_s.__getitem__, default=None), evidence.step_s
+    update_s = evidence.phases_s(Phase.OPTIMIZER) if evidence.is_loop else 0.0
+    if step_s and update_s >= NOTABLE * step_s and (place is None or update_s > times_s[place]):
+        return f"{update_s / step_s:.0%} of the step is the optimizer"
     if place is None or not step_s or times_s[place] < NOTABLE * step_s or samples[place] < FEWEST:
         return ""
     function = next(row["function"] for row in rows if row["place"] == place)

@@ -68,6 +68,10 @@ class ModelCalls:
         self._passes += 1
         self._of_loss.clear()
 
+    def are_made_by(self, line: Line) -> bool:
+        """Return whether a line itself calls a model or a backward pass."""
+        return any(chain[-1:] == (line,) for chain in (*self.chains, *self._backward))
+
     def go_into_loss(self, chain: tuple[Line, ...]) -> bool:
         """Return whether the innermost line makes what the loss is computed from, such as the outputs of a teacher.
 

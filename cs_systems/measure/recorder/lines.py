@@ -41,11 +41,13 @@ def own_python(
     feeds_model: Callable[[tuple[Line, ...]], bool],
     goes_into_loss: Callable[[tuple[Line, ...]], bool] = lambda _: False,
     polled: Callable[[Line], str | None] = lambda _: None,
+    calls_phase: Callable[[Line], bool] = lambda _: False,
 ) -> list[found.OwnPythonRow]:
     """Return a row per own function and phase of these samples, in seconds of a timed step.
 
     feeds_model: returns whether the lines compute an input of the model. goes_into_loss: the same of the loss, for
-    forward passes without gradients. polled: returns what a loop around a sleep looks at.
+    forward passes without gradients. polled: returns what a loop around a sleep looks at. calls_phase: returns whether
+    a line is known to call a model or a backward pass, also where no sample was taken inside of it.
     """
     by_phase: Counter[str] = Counter()
     times: dict[tuple[str, CodeType, bool], Counter[Line]] = {}
@@ -62,7 +64,7 @@ def own_python(
         by_phase[_timed(phase)] += sample.time_s + sample.lost_s  # type: ignore[assignment]
         collected[phase] += sample.lost_s  # type: ignore[assignment]
         line = next(reversed(_chain(sample)), None)
-        if phase == OTHER and line in calls:
+        if phase == OTHER and line is not None and (line in calls or calls_phase(line)):
             around_s += sample.time_s
         elif line is not None:
             flows = feeds_model if phase == OTHER else goes_into_loss if phase == WITHOUT_GRADIENTS else None

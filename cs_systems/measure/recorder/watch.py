@@ -235,7 +235,8 @@ class Watch(Observer):
     def sample_all(self, wanted: bool) -> None:
         """Begin or end sampling each step from its start."""
         done = len(self.durations_s)
-        self.all_sampled = range(done + 1, sys.maxsize) if wanted else range(self.all_sampled.start, done)
+        before = self.all_sampled
+        self.all_sampled = range(done + 1, sys.maxsize) if wanted else range(before.start, min(before.stop, done))
         self._sampler.sample_all(wanted)
 
     def begins(self, period: Period) -> None:
@@ -309,7 +310,9 @@ class Watch(Observer):
         durations_s, worked_s = self._lasted_s(), self._worked_s()
         alone = [n for n in range(len(durations_s)) if n not in self._profiled]
         compiling = {position for position, n in enumerate(alone) if n in self._compiling}
-        whole: list[LoopTimeRow] = whole_loop_time([durations_s[n] for n in alone], compiling)
+        sampled = {position for position, n in enumerate(alone) if n in self.all_sampled}
+        longer = self._longer([(n, durations_s[n]) for n in alone if n not in self._compiling])
+        whole: list[LoopTimeRow] = whole_loop_time([durations_s[n] for n in alone], compiling, sampled, longer)
         kinds = self._kinds()
         by_step = [*self._sampler.samples]
         if whole:
@@ -318,7 +321,9 @@ class Watch(Observer):
             usual = self._usual_sampled(kinds)
             of_usual = [s for s in by_step if s.step in {*usual}]
             calls = self._model_calls
-            own = own_python(of_usual, timing.phases_s, calls.are_fed_by, calls.go_into_loss, calls.polled)
+            own = own_python(
+                of_usual, timing.phases_s, calls.are_fed_by, calls.go_into_loss, calls.polled, calls.are_made_by
+            )
             usually = Usual(kinds[0].median_s, timing.phases_s, lines_of(of_usual, len(usual)))
             first, start = self._slow_start(timing.all_s)
             slow = [
@@ -454,10 +459,14 @@ class Watch(Observer):
 
     def _as_without_sampling(self, times: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
         """Return the steps with the sampled ones as short as those just before, because sampling makes steps longer."""
+        longer = self._longer(times)
+        return [(n, time_s / longer if n in self.all_sampled else time_s) for n, time_s in times]
+
+    def _longer(self, times: Sequence[tuple[int, float]]) -> float:
+        """Return how many times as long as the last steps before the first sampled ones are; at least 1."""
         before = [time_s for n, time_s in times if n < self.all_sampled.start][-NEAR:]
         sampled = [time_s for n, time_s in times if n in self.all_sampled][:NEAR]
-        longer = max(1.0, median(sampled) / median(before)) if before and sampled else 1.0
-        return [(n, time_s / longer if n in self.all_sampled else time_s) for n, time_s in times]
+        return max(1.0, median(sampled) / median(before)) if before and sampled and median(before) else 1.0
 
     def _slower(self, growth: Growth | None) -> Growth | None:
         """Return the growth unless other programs, which have become busier, may be its cause."""

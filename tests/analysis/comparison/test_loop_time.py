@@ -113,3 +113,18 @@ def test_evaluation_in_each_tenth_step_gives_no_caveat_of_noise_or_short_warmup(
 
 def test_steps_of_one_kind_are_not_divided() -> None:
     assert sentence(whole_loop_time([0.2] * 30)) == "30 steps took 6.00 s, the median 200 ms"
+
+
+def test_steps_that_sampling_makes_longer_have_their_own_row() -> None:
+    """A quarter longer, the sampled steps are no usual ones; a slow step among them stays with the slow ones."""
+    times_s = [0.001] * 20 + [0.002] * 10 + [0.001] * 5
+    times_s[5] = times_s[15] = 0.1
+    times_s[25] = 0.2
+    rows = whole_loop_time(times_s, sampled=range(20, 30), longer=2.0)
+    assert [(row["kind"], row["steps"], row["every"]) for row in rows] == [
+        ("sampled", 9, None), ("usual", 23, None), ("slow", 3, 10)
+    ]  # fmt: skip
+    assert sentence(rows).startswith(
+        "35 steps took 441 ms: 9 sampled steps of 2.00 ms (18.0 ms, 4%), 23 steps of 1.00 ms"
+    )
+    assert [row["kind"] for row in whole_loop_time([0.001] * 20, sampled=range(10, 20), longer=1.24)] == ["usual"]

@@ -223,6 +223,16 @@ def test_line_is_named_from_a_fifth_of_the_step_on(time_s: float, line: str) -> 
 
 
 @pytest.mark.parametrize(
+    ("update_s", "line"),
+    [(0.3, "30% of the step is the optimizer"), (0.2499, "25% of the step is f() at train.py:8, gru()"), (0.1999, "")],
+)
+def test_optimizer_is_named_if_it_takes_longer_than_each_line(update_s: float, line: str) -> None:
+    longest_s = 0.25 if update_s > 0.2 else 0.1
+    rows = {"inner_lines": [inner("f", 8, longest_s, method="gru")]}
+    assert longest_line(step(rows, optimizer=update_s)) == line
+
+
+@pytest.mark.parametrize(
     ("others_s", "named"),
     [((0.02, 0.01), "model()"), ((0.02, 0.1), "most of it model()"), ((0.4, 0.01), "most of it pow()")],
 )

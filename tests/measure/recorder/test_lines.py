@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from cs_systems.analysis.comparison.loop_findings import CALLS
+from cs_systems.measure.recorder.batches import ModelCalls
 from cs_systems.measure.recorder.lines import common_line, own_python
 from cs_systems.measure.recorder.stacks import Line, Sample, line_of
 
@@ -94,3 +95,15 @@ def test_a_line_that_also_runs_after_the_last_forward_is_no_call_of_a_phase(phas
     samples = [Sample(0, In(name), chain, None, 0.01) for name in ("other", "other", "other", phase)]
     rows = own_python(samples, {"other": 0.03, phase: 0.01}, lambda chain: False)
     assert [row["function"] for row in rows if row["phase"] == "other"] == [function]
+
+
+@pytest.mark.parametrize(("is_known", "function"), [(True, CALLS), (False, "main")])
+def test_call_of_a_small_model_without_a_sample_inside_is_a_call_of_a_phase(is_known: bool, function: str) -> None:
+    """The model takes less time than lies between two samples, which fall into the code around its call."""
+    main, calls = codes()["main"], ModelCalls()
+    chain = (line(main, 3),)
+    if is_known:
+        calls.add(chain, has_gradients=True)
+    samples = [Sample(0, In("other"), chain, None, 0.01) for _ in range(3)]
+    rows = own_python(samples, {"other": 0.03}, lambda chain: False, calls_phase=calls.are_made_by)
+    assert [row["function"] for row in rows] == [function]

@@ -369,6 +369,17 @@ def test_sampled_steps_count_as_usual_even_if_the_machine_became_busy(durations_
         watch.close()
 
 
+def test_steps_after_the_sampling_are_not_sampled_when_the_watch_is_closed() -> None:
+    watch = Watch(resolve("cpu"), lambda: None)
+    watch.durations_s = [0.01] * 5
+    watch.sample_all(True)
+    watch.durations_s += [0.01] * 4
+    watch.end()
+    watch.durations_s += [0.01] * 10
+    watch.close()
+    assert watch.all_sampled == range(6, 9)
+
+
 def test_growth_is_found_beside_sampling_that_makes_steps_longer() -> None:
     watch = Watch(resolve("cpu"), lambda: None)
     try:
