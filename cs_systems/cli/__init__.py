@@ -190,7 +190,7 @@ def _say_editions(args: Any) -> None:
 
     for name in sizes_of(args):
         if said := edition(name):
-            print(said, file=sys.stderr)
+            print(_on_terminal(said), file=sys.stderr)
 
 
 @contextmanager
@@ -251,16 +251,20 @@ def failed_file(error: OSError) -> str:
     return f"{text}; {remedy}" if remedy else text
 
 
+def _on_terminal(line: str) -> str:
+    """Return a line for standard error, wrapped between words if that is a terminal."""
+    if not sys.stderr.isatty():
+        return line
+    return textwrap.fill(line, shutil.get_terminal_size().columns, break_long_words=False, break_on_hyphens=False)
+
+
 def _fail(message: str, status: int, words: Sequence[str]) -> int:
     """Print the message, wrapped between words on a terminal, and return the status.
 
     With --format json, the error is also a document: on standard output, or after the message if that is a script's.
     """
     lines = visible(f"cs-systems: {message}").split("\n")
-    if sys.stderr.isatty():
-        width = shutil.get_terminal_size().columns
-        lines = [textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in lines]
-    print("\n".join(lines), file=sys.stderr)
+    print("\n".join(map(_on_terminal, lines)), file=sys.stderr)
     if _wants_json(words):
         from cs_systems.report.tables.document import error
 

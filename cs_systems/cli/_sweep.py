@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -87,7 +88,7 @@ def run_and_report(
     print(render(records, width=width, color=width is not None, added=columns))
     print_own_code(records)
     if text := verdict(records):
-        print(f"{text}\n")
+        print(f"{textwrap.fill(text, text_width(width), break_on_hyphens=False)}\n")
     print(visible(f"records: {records_path(folder)}"))
     if any(record.status == "error" for record in records) and (folder / "worker.log").exists():
         print(visible(f"errors:  {folder / 'worker.log'}"))

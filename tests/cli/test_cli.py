@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import cs_systems
+from cs_systems.analysis.comparison import verdict
 from cs_systems.cli import COMMANDS, _sweep, main
 from cs_systems.config import RunConfig
 from cs_systems.core.printable import command_line
@@ -226,6 +227,22 @@ def test_unreadable_file_is_named_with_remedy(
     assert capsys.readouterr().err == message
 
 
+TIMED = [
+    "time",
+    "--size",
+    "tiny",
+    "--context-length",
+    "32",
+    "--batch-size",
+    "1",
+    "--attention",
+    "naive",
+    "sdpa_flash",
+    "--steps",
+    "2",
+]
+
+
 def test_error_wraps_at_terminal_width(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
@@ -233,6 +250,19 @@ def test_error_wraps_at_terminal_width(monkeypatch: pytest.MonkeyPatch, capsys: 
     first, *rest = capsys.readouterr().err.splitlines()
     assert first.startswith("cs-systems: unknown size 'tinny'; did you mean tiny? The names are ")
     assert rest == ["medium, large, xl, xl-2025, 2.7B, xl-2026, 10B, 8B"]
+    assert main(["memory", "--size", "xl", "--fits", "80GiB"]) == 0
+    assert max(map(len, capsys.readouterr().err.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("words", [["course"], TIMED])
+def test_text_for_a_terminal_has_no_line_of_more_than_80_columns(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(verdict, "verdict", lambda records: "naive is as fast as sdpa_flash, " * 3)
+    assert main(words) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
 
 
 @pytest.mark.parametrize(
