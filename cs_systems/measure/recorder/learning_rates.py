@@ -45,8 +45,9 @@ class _Rate(NamedTuple):
 class _Course:
     """Rates of an optimizer after the recording, with its only scheduler."""
 
-    def __init__(self, optimizer: Optimizer, earlier: Sequence[_Rate], steps: int) -> None:
-        scheduler = _scheduler(optimizer)
+    def __init__(
+        self, optimizer: Optimizer, scheduler: LRScheduler | None, earlier: Sequence[_Rate], steps: int
+    ) -> None:
         self._optimizer, self._earlier, self._steps = type(optimizer).__name__, earlier, steps
         self.rates = array("d")
         self._scheduler = None if scheduler is None else weakref.ref(scheduler)
@@ -109,12 +110,18 @@ class LearningRates(FewSteps):
             (after if self._period is Period.SAMPLED else before).append(_rate(groups))
 
     def end(self) -> None:
+        schedulers = [each for each in gc.get_objects() if issubclass(type(each), LRScheduler)]
         observed = [
-            (optimizer, *rates, _scheduler(optimizer)) for optimizer, rates in self._rates.items() if all(rates)
+            (optimizer, *rates, _only_one_of(optimizer, schedulers))
+            for optimizer, rates in self._rates.items()
+            if all(rates)
         ]
         self.keep(LEARNING_RATES, [self._row(*each) for each in observed])
         self.keep(RATE_FACTORS, [row for each in observed if (row := self._factor(*each))])
-        self._courses = {id(each[0]): _Course(each[0], [*each[1], *each[2]], self._steps) for each in observed}
+        self._courses = {
+            id(optimizer): _Course(optimizer, scheduler, [*before, *after], self._steps)
+            for optimizer, before, after, scheduler in observed
+        }
 
     def step_later(self, optimizer: Optimizer) -> None:
         course = self._courses.get(id(optimizer))
@@ -172,10 +179,9 @@ def _initial(group: dict[str, Any]) -> float:
     return float(rate) if _is_known(rate) else 0.0
 
 
-def _scheduler(optimizer: Optimizer) -> LRScheduler | None:
+def _only_one_of(optimizer: Optimizer, schedulers: Sequence[LRScheduler]) -> LRScheduler | None:
     """Return the only scheduler of an optimizer; of several, which one changes the rate is not known."""
-    objects = (each for each in gc.get_objects() if issubclass(type(each), LRScheduler))
-    found = [each for each in objects if getattr(each, "optimizer", None) is optimizer]
+    found = [each for each in schedulers if getattr(each, "optimizer", None) is optimizer]
     return found[0] if len(found) == 1 else None
 
 
