@@ -26,6 +26,7 @@ from cs_systems.measure.recorder.unedited import ScriptRecorder
 from tests.measure.recorder.trainings import update
 
 STEPS = 600
+SHORT = 60  # steps of a script of which the schedule does not count
 Weights = dict[str, Any]
 
 
@@ -34,12 +35,17 @@ def net() -> nn.Sequential:
 
 
 def first_sentence(
-    out: Path, optimizer: Optimizer, model: nn.Module, after: Callable[[int], None], last: Callable[[], object] = int
+    out: Path,
+    optimizer: Optimizer,
+    model: nn.Module,
+    after: Callable[[int], None],
+    last: Callable[[], object] = int,
+    steps: int = STEPS,
 ) -> str | None:
-    """Return the first sentence about a script of `STEPS` steps, which calls `after` with the number of each."""
+    """Return the first sentence about a script of so many steps, which calls `after` with the number of each."""
     recorder = ScriptRecorder("script", out=out, warmup=2, steps=5, profile="none")
     try:
-        for number in range(STEPS):
+        for number in range(steps):
             update(optimizer, model(torch.randn(16, 8)).pow(2).mean())
             after(number)
         last()
@@ -146,7 +152,7 @@ def test_schedule_that_fits_the_script_is_no_cause(
 
 
 def of_weights(
-    out: Path, keep: Callable[[nn.Module], Weights], load: Callable[[nn.Module, Weights], object], at: int = STEPS - 100
+    out: Path, keep: Callable[[nn.Module], Weights], load: Callable[[nn.Module, Weights], object], at: int = SHORT - 20
 ) -> str | None:
     model, kept = net(), list[Weights]()
 
@@ -154,7 +160,7 @@ def of_weights(
         if number == at:
             kept.append(keep(model))
 
-    return first_sentence(out, SGD(model.parameters(), 0.01), model, after, lambda: load(model, kept[0]))
+    return first_sentence(out, SGD(model.parameters(), 0.01), model, after, lambda: load(model, kept[0]), SHORT)
 
 
 def state(model: nn.Module) -> Weights:
@@ -178,7 +184,7 @@ def test_weights_that_are_kept_without_a_copy_are_named(kept: str, tmp_path: Pat
     assert sentence is not None
     assert sentence.startswith("Sequential loads its own tensors (plainly() at test_script_end.py:")
     assert sentence.endswith(
-        "state_dict() returned them without a copy, and 99 steps have changed them since, so that loading does "
+        "state_dict() returned them without a copy, and 19 steps have changed them since, so that loading does "
         "nothing: keep a copy: copy.deepcopy(model.state_dict())"
     )
 

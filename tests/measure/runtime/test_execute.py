@@ -67,7 +67,7 @@ def test_mode_selects_the_phases(mode: Mode, phases: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("precision", [p for p in Precision if p is not Precision.TF32])
 def test_every_precision_trains_with_finite_loss(precision: Precision) -> None:
-    record = run(replace(TINY, precision=precision))
+    record = run(replace(TINY, precision=precision, batch_size=1, seq_len=16))  # a CPU multiplies in fp8 very slowly
     assert record.status == "ok", record.reason
     (ran,) = record.results["ran"]
     assert ran["optimizer"] == "adamw_fused"
