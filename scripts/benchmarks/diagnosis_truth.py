@@ -86,6 +86,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "growth": ("growth",),
     "graphs-recorded-whole": ("graph-recorded-whole",),
     "host-synchronisation": ("host-sync",),
+    "distribution-checks": ("host-sync",),
     "host-time": ("host-python",),
     "imbalanced-experts": ("expert-imbalance",),
     "index-gradients": ("index-backward",),

@@ -473,6 +473,27 @@ class RepeatedBackwardRow(TypedDict):
     place: str | None  # of a repeating pass
 
 
+class SameDerivativesRow(TypedDict):
+    """Calls of autograd.grad that differentiate outputs which earlier calls of the step have differentiated."""
+
+    steps: int  # observed steps with such calls
+    of_steps: int
+    calls: float  # of autograd.grad in such a step, on average
+    again: float  # of these, calls that differentiate the same outputs again
+    share: float  # of the arithmetic of all passes, by the sizes of results
+    place: str | None  # of a repeating call
+
+
+class DistributionChecksRow(TypedDict):
+    """Checks of torch.distributions, by the own line that makes or uses the distribution."""
+
+    distribution: str
+    function: str
+    place: str
+    waits: int  # for the GPU in a step
+    time_s: float  # of the host in a step
+
+
 class BroadcastRow(TypedDict):
     """Largest tensor that a forward pass makes by broadcasting smaller ones, and sums up again."""
 
@@ -640,6 +661,8 @@ DROPPED_GRADIENTS = Table(
     "dropped_gradients", DroppedGradientsRow, "gradients that are cleared before their optimizer's step"
 )
 REPEATED_BACKWARD = Table("repeated_backward", RepeatedBackwardRow, "operators that backward computes again")
+SAME_DERIVATIVES = Table("same_derivatives", SameDerivativesRow, "outputs that are differentiated again")
+DISTRIBUTION_CHECKS = Table("distribution_checks", DistributionChecksRow, "checks of torch.distributions")
 BROADCASTS = Table("broadcasts", BroadcastRow, "tensors made by broadcasting and summed up again")
 PYTHON_THREADS = Table("python_threads", PythonThreadRow, "threads of the program's own Python next to the loop's")
 THREADS = Table("threads", ThreadsRow, "threads of operators")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from cs_systems.analysis.attribution.gaps import LAUNCH
 from cs_systems.analysis.attribution.tables import families, gaps, waits
-from cs_systems.analysis.comparison.loop_findings import HOST_SYNC, INNER_LINES, WAITING
+from cs_systems.analysis.comparison.loop_findings import DISTRIBUTION_CHECKS, HOST_SYNC, INNER_LINES, WAITING
 from cs_systems.analysis.comparison.loop_ranks import EXCHANGE, LOOP_RANKS
 from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Expected, Rule, Unknown
 from cs_systems.analysis.diagnosis._evidence import Evidence
@@ -34,6 +34,7 @@ RANKS, COMPILED_RANKS = (
 # that wait for another rank's launches fill gaps, and the replay keeps their time.
 MOST_OF_THEM = 0.8
 MANY_WAITS = 3  # per step
+OF_CHECKS = "most of them are checks of torch.distributions: set_default_validate_args(False)"
 COLLECTIVE = "collective"  # family of kernels
 LEAST = 0.02  # share of the step of a phase that is named
 OPTIONS = {"graph": ("step",), **COMPILED}
@@ -172,9 +173,9 @@ def _remedy(evidence: Evidence) -> str:
         return COMPILED_RANKS if is_compiled else RANKS
     remedy = GRAPH if is_compiled else COMPILE
     if evidence.is_loop and (count := _waits(evidence)) >= MANY_WAITS:
-        remedy = (
-            f"remove its {count} waits for the GPU, which no graph can hold (.item(), synchronize()), then {remedy}"
-        )
+        checks = sum(row["waits"] for row in DISTRIBUTION_CHECKS.of(evidence.tables))
+        which = OF_CHECKS if checks > count / 2 else ".item(), synchronize()"
+        remedy = f"remove its {count} waits for the GPU, which no graph can hold ({which}), then {remedy}"
     is_own = config is not None and config.subject is Subject.OWN  # --graph rejects it
     return remedy.replace("; --graph step", "") if is_own else remedy
 

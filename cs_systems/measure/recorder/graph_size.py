@@ -130,6 +130,12 @@ def costs_by_operator(roots: Any, leaves: Iterable[Tensor]) -> dict[int, float]:
     return costs
 
 
+def costs_of_nodes(roots: Any, leaves: Iterable[Tensor]) -> dict[Any, float]:
+    """Return the same limit of each operator's node."""
+    nodes = leading_to(roots, leaves)
+    return {node: _arithmetic_s(node, _widest(following)) for node, following in nodes if _is_operator(node)}
+
+
 def leading_to(roots: Any, leaves: Iterable[Tensor]) -> Iterator[tuple[Any, list[Any]]]:
     """Yield the nodes below the roots that lead to some leaves, each with those that follow it in backward."""
     wanted, leads = {id(each) for each in leaves}, dict[Any, bool]()

@@ -192,7 +192,7 @@ def _begun(tells: Tells, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
 def _exit(tracker: Tracker, name: str, args: tuple[Any, ...], result: Any) -> None:
     """End the phase of a call with these arguments; argument 4 of autograd's engine requests a graph of gradients."""
     is_differentiable = name == BACKWARD and len(args) > 3 and bool(args[3])
-    tracker.exit(name, is_differentiable=is_differentiable, result=result)
+    tracker.exit(name, is_differentiable=is_differentiable, result=result, arguments=args)
 
 
 def patch(owner: Any, name: str, tells: Tells) -> Undo:

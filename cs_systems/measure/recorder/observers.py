@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from cs_systems.core.caveats import Caveat
@@ -52,6 +53,19 @@ class ModelCall(NamedTuple):
     is_recorded: bool
     is_in_update: bool
     number: int
+
+
+class EnginePass(NamedTuple):
+    """Pass of autograd's engine.
+
+    weights: the gradients of the roots. inputs: those of autograd.grad; backward has none. gradients: what the engine
+    returns, by the inputs.
+    """
+
+    roots: Sequence[Tensor]
+    weights: Sequence[Tensor | None]
+    inputs: Sequence[Tensor]
+    gradients: Sequence[Tensor | None]
 
 
 class Found(NamedTuple):
@@ -126,6 +140,12 @@ class Observer(Guest):
 
     def look_after_backward(self) -> None:
         """Observe the state after a backward pass."""
+
+    def look_at_wait(self) -> None:
+        """Note that the host is about to wait for an accelerator: it reads a value, or synchronises."""
+
+    def look_at_pass(self, each: EnginePass) -> None:
+        """Observe an outermost pass of autograd's engine after its end."""
 
     def look_before_update(self, optimizer: Optimizer) -> None:
         """Observe the state before an optimizer's step."""
@@ -299,8 +319,12 @@ class Observers:
         if self.is_looking:
             self._look("look_before_backward", roots)
 
-    def backward_ends(self) -> None:
+    def wait_begins(self) -> None:
+        self._look("look_at_wait")
+
+    def backward_ends(self, each: EnginePass) -> None:
         self._look("look_after_backward")
+        self._look("look_at_pass", each)
 
     def update_begins(self, optimizer: Optimizer) -> None:
         self._look("look_before_update", optimizer)

@@ -30,6 +30,7 @@ from cs_systems.measure.recorder.anomaly import Anomaly
 from cs_systems.measure.recorder.calls import Calls
 from cs_systems.measure.recorder.covariances import Covariances
 from cs_systems.measure.recorder.cut_samples import CutSamples
+from cs_systems.measure.recorder.distribution_checks import DistributionChecks
 from cs_systems.measure.recorder.double import Double
 from cs_systems.measure.recorder.double_softmax import DoubleSoftmax
 from cs_systems.measure.recorder.empty_clipping import EmptyClipping
@@ -56,6 +57,7 @@ from cs_systems.measure.recorder.rank_steps import RankSteps
 from cs_systems.measure.recorder.remade_optimizers import RemadeOptimizers
 from cs_systems.measure.recorder.repeated_rows import RepeatedRows
 from cs_systems.measure.recorder.replicas import Replicas
+from cs_systems.measure.recorder.same_derivatives import SameDerivatives
 from cs_systems.measure.recorder.samples_as_time import SamplesAsTime
 from cs_systems.measure.recorder.slow_settings import SlowSettings
 from cs_systems.measure.recorder.sparse_factors import SparseFactors
@@ -143,7 +145,7 @@ class Recording:
             SlowSettings(of), PairedTargets(), InputGradients(of), Energy(of), OtherThreads(of), self._mode,
             self._loaded, RandomDraws(tracker, hidden, compiled), EmptyClipping(tracker), RepeatedRows(of, compiled),
             CutSamples(of, tracker), Covariances(of, tracker, compiled), ProductOrders(of, compiled),
-            SparseFactors(of, compiled),
+            SparseFactors(of, compiled), SameDerivatives(), DistributionChecks(tracker),
         ]  # fmt: skip
         if self._writer.meeting is not None:
             replicas = Replicas()

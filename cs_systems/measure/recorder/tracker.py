@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from cs_systems.analysis.comparison.loop_findings import BETWEEN, OTHER
+from cs_systems.analysis.comparison.loop_findings import BETWEEN, HOST_SYNC, OTHER
 from cs_systems.instrument.annotate import STEP, Label, OpenLabel, annotate
 from cs_systems.instrument.compiler import is_tracing, untraced
 from cs_systems.machine.device import Device
 from cs_systems.measure.recorder.guard import Guest
-from cs_systems.measure.recorder.observers import ModelCall, Observers
+from cs_systems.measure.recorder.observers import EnginePass, ModelCall, Observers
 from cs_systems.measure.recorder.phases import (
     BACKWARD,
     FORWARD,
@@ -45,6 +45,14 @@ class _Annotations:
 
     def pop(self) -> None:
         self._open.pop().__exit__(None, None, None)
+
+
+def _engine_pass(arguments: Sequence[Any], result: Any) -> EnginePass:
+    """Return the pass of autograd's engine with these arguments: roots, their gradients, two flags, and the inputs."""
+    if len(arguments) < 5:
+        return EnginePass((), (), (), ())  # a call in another form
+    roots, weights, _, _, inputs, *_ = arguments
+    return EnginePass(roots, weights, inputs, result if isinstance(result, tuple) else ())
 
 
 class Tracker(Guest):
@@ -183,6 +191,8 @@ class Tracker(Guest):
             shown = BACKWARD if repeats else FORWARD
         elif name == BACKWARD and not self.is_open(BACKWARD):
             self.observers.backward_begins(arguments[0][0])
+        if name == HOST_SYNC and self.observers.is_looking:
+            self.observers.wait_begins()
         self.seen.add(shown)
         self.stepped |= name == OPTIMIZER
         self._found.append((name, shown, self._in_loss))
@@ -203,11 +213,13 @@ class Tracker(Guest):
         if call is not None:
             call()
 
-    def exit(self, name: str, *, is_differentiable: bool = False, result: Any = None) -> None:
+    def exit(
+        self, name: str, *, is_differentiable: bool = False, result: Any = None, arguments: Sequence[Any] = ()
+    ) -> None:
         """End the phase that `enter` began, if an exception has not ended it before.
 
         is_differentiable: backward made a graph of the gradients, as for a gradient penalty, so it is part of the loss.
-        result: the result of a model's call.
+        result: the result of a model's call, or of a pass of autograd's engine. arguments: those of such a pass.
         """
         if not (self._found and self._found[-1][0] == name) and not self.is_open(name):
             return
@@ -222,7 +234,7 @@ class Tracker(Guest):
             if shown == FORWARD:
                 self.observers.call_ends(result, self.is_open(OPTIMIZER))
             elif name == BACKWARD:
-                self.observers.backward_ends()
+                self.observers.backward_ends(_engine_pass(arguments, result))
 
     def optimizer_begins(self, optimizer: Optimizer) -> None:
         """Begin the phase of an optimizer's step."""

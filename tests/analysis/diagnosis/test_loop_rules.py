@@ -89,6 +89,8 @@ DROPPED = {"optimizer": "Adam", "parameters": 14, "first": "Generator.net.0.weig
            "share": 0.4, "reduced_share": 0.0, "place": "train.py:30"}  # fmt: skip
 UNREDUCED = {"model": "Net", "parameters": 8, "ranks": 2, "steps": 13, "function": "main", "place": "train.py:8"}
 AGAIN = {"steps": 4, "of_steps": 4, "passes": 8.0, "share": 0.75, "place": "train.py:30"}
+DERIVED = {"steps": 4, "of_steps": 4, "calls": 12.0, "again": 8.0, "share": 0.6, "place": "train.py:30"}
+CHECKS = {"distribution": "Normal", "function": "Net.gaussian", "place": "train.py:8", "waits": 300, "time_s": 0.012}
 BROADCAST = {"shape": "192 × 192 × 128", "elements": 4_718_592, "from_elements": 49_152, "to_elements": 36_864}
 REMADE = {"optimizer": "Adam", "steps": 11, "made": 11, "state": "exp_avg, exp_avg_sq"}
 TWICE = {"function": "softmax", "loss": "cross_entropy", "passes": 10, "of_passes": 10}
@@ -471,6 +473,14 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         "of the step (train.py:30): add the losses and call backward once, without retain_graph: the gradients are the "
         "same, unless the program reads them between the passes",
     ),
+    "distribution-checks": (
+        loop({"distribution_checks": [CHECKS, CHECKS | {"function": "loss", "place": "train.py:30", "waits": 50}]}),
+        None,
+        "350 times a step the host waits for the GPU while torch.distributions checks parameters and samples, 24% of "
+        "the step (Net.gaussian() at train.py:8, Normal (300), loss() at train.py:30, Normal (50)): leave them out "
+        "once the program works: torch.distributions.Distribution.set_default_validate_args(False) before the loop, "
+        "or validate_args=False for each distribution",
+    ),
     "growing-hooks": (
         loop({"hooks": [hooked()]}),
         None,
@@ -723,6 +733,9 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "repeated-backward: half of the steps": (
         {"repeated_backward": [AGAIN | {"of_steps": 9}]}, {"repeated_backward": [AGAIN | {"of_steps": 8}]},
     ),
+    "repeated-backward: derivatives in half of the steps": (
+        {"same_derivatives": [DERIVED | {"of_steps": 9}]}, {"same_derivatives": [DERIVED | {"of_steps": 8}]},
+    ),
     "no-update: no parameter": ({"updates": [updates(changed=1)]}, {"updates": [updates(changed=0)]}),
     "no-update: 3 steps": ({"updates": [updates(changed=0, compared_steps=2)]},
                            {"updates": [updates(changed=0, compared_steps=3)]}),
@@ -916,6 +929,15 @@ def test_products_of_two_functions_have_no_line() -> None:
     lines = [inner(name, 8, 0.001, source="m = w @ v") for name in ("A.forward", "B.forward")]
     (found,) = causes(loop({"product_orders": [ORDER], "inner_lines": lines}))
     assert found.where == ""
+
+
+def test_outputs_that_are_differentiated_again_are_reported_with_the_line() -> None:
+    (found,) = causes(loop({"same_derivatives": [DERIVED]}))
+    assert found.sentence.startswith(
+        "8 of the 12 calls of autograd.grad in a step differentiate the same outputs again: about 60% of the work of "
+        "backward is repeated, 36% of the step (train.py:30): call it once for each output, with all inputs together, "
+        "such as torch.autograd.grad(u.sum(), (x, t), create_graph=True), and take every derivative from its results"
+    )
 
 
 def test_repeated_call_with_a_used_result_is_reported_with_the_same_result() -> None:

@@ -914,6 +914,80 @@ def two_losses_with_two_passes() -> Step:
     return step
 
 
+Derive = Callable[[Tensor, Tensor], Tensor]  # from fields and the points at which they are known to a residual
+
+
+def with_derivatives(derive: Derive) -> Step:
+    """Return a step that trains fields to fulfil an equation between their derivatives."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 2))
+    optimizer = AdamW(model.parameters())
+
+    def step() -> None:
+        points = torch.rand(64, 3, requires_grad=True)
+        update(optimizer, derive(model(points), points).square().mean())
+
+    return step
+
+
+def gradient(output: Tensor, *inputs: Tensor, weights: Tensor | None = None) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(output, inputs, weights, create_graph=True)
+
+
+def one_call_per_derivative(fields: Tensor, points: Tensor) -> Tensor:
+    u, v = fields.unbind(1)
+    x, y = (gradient(field.sum(), points)[0][:, axis] for axis, field in enumerate((u, v)))
+    return x + y + gradient(u.sum(), points)[0][:, 2] + gradient(v.sum(), points)[0][:, 2]
+
+
+def one_call_per_field(fields: Tensor, points: Tensor) -> Tensor:
+    (of_u,), (of_v,) = (gradient(field.sum(), points) for field in fields.unbind(1))
+    return of_u[:, 0] + of_v[:, 1] + of_u[:, 2] + of_v[:, 2]
+
+
+def second_derivatives(fields: Tensor, points: Tensor) -> Tensor:
+    (of_u,) = gradient(fields[:, 0].sum(), points)
+    along_x, along_y = (gradient(of_u[:, axis].sum(), points)[0][:, axis] for axis in range(2))
+    return along_x + along_y
+
+
+def products_with_two_vectors(fields: Tensor, points: Tensor) -> Tensor:
+    """Return the divergence as estimated with two random vectors, each with a pass of its own."""
+    probes = (torch.randn_like(fields) for _ in range(2))
+    return torch.stack([(gradient(fields, points, weights=each)[0][:, :2] * each).sum(1) for each in probes]).mean(0)
+
+
+def one_call_per_input() -> Step:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
+    optimizer = AdamW(model.parameters())
+
+    def step() -> None:
+        x, t = (torch.rand(64, 1, requires_grad=True) for _ in range(2))
+        u = model(torch.cat([x, t], 1))
+        (along_x,), (along_t,) = (gradient(u, each, weights=torch.ones_like(u)) for each in (x, t))
+        update(optimizer, (along_t + u * along_x).square().mean())
+
+    return step
+
+
+def gradient_of_each_loss() -> Step:
+    """Train two tasks with the mean of their gradients, each of which has a pass of its own."""
+    trunk, heads = net(outputs=8), [nn.Linear(8, 4), nn.Linear(8, 4)]
+    optimizer = AdamW(trunk.parameters())
+
+    def step() -> None:
+        inputs, labels = batch()
+        shared, parameters = trunk(inputs), [*trunk.parameters()]
+        losses = [functional.cross_entropy(head(shared), labels) for head in heads]
+        each = [torch.autograd.grad(loss, parameters, retain_graph=True) for loss in losses]
+        for parameter, *of_losses in zip(parameters, *each, strict=True):
+            parameter.grad = torch.stack(of_losses).mean(0)
+        optimizer.step()
+
+    return step
+
+
 def anomaly_in_backward() -> Step:
     model = net()
     optimizer = AdamW(model.parameters())
@@ -1160,6 +1234,8 @@ FAULTS: dict[str, tuple[Callable[[], Step], str]] = {  # name → (the loop, the
     "metric_before_update": (lambda: metric_by_another_call(after_update=False), "repeated-calls"),
     "metric_after_update": (lambda: metric_by_another_call(after_update=True), "repeated-calls"),
     "two_losses_of_two_calls": (two_losses_of_two_calls, "repeated-calls"),
+    "one_call_per_derivative": (lambda: with_derivatives(one_call_per_derivative), "repeated-backward"),
+    "one_call_per_input": (one_call_per_input, "repeated-backward"),
     "two_losses_with_two_passes": (two_losses_with_two_passes, "repeated-backward"),
     "first_layers_for_each_depth": (lambda: perceptual(sliced), "repeated-calls"),
     "first_layers_in_own_code": (lambda: perceptual(with_functions_between), "repeated-calls"),
@@ -1708,6 +1784,10 @@ SOUND: dict[str, Callable[[], Step]] = {
     "combined_gradients": combined_gradients,
     "passes_for_two_players": passes_for_two_players,
     "penalty_of_the_gradient": penalty_of_the_gradient,
+    "one_call_per_field": lambda: with_derivatives(one_call_per_field),
+    "second_derivatives": lambda: with_derivatives(second_derivatives),
+    "products_with_two_vectors": lambda: with_derivatives(products_with_two_vectors),
+    "gradient_of_each_loss": gradient_of_each_loss,
     "adversarial_examples": adversarial_examples,
     "generative_adversarial": generative_adversarial,
     "critic_steps_more_often": critic_steps_more_often,
