@@ -15,6 +15,7 @@ from cs_systems.analysis.comparison.loop_findings import (
 )
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis._waits import waiting_preparation
 from cs_systems.analysis.diagnosis.data_input import ends_of_iterators
 from cs_systems.analysis.diagnosis.own_python import (
     FEWEST,
@@ -49,6 +50,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
     rows = [row for row in own if row.get("feeds_model") and row["samples"] >= FEWEST]
     if not evidence.is_loop or not rows or step_s is None or phase_s is None:
         return None
+    if (waiting := waiting_preparation(evidence)) is not None and waiting.rows[0]["function"] == rows[0]["function"]:
+        return None  # `host_synchronisation` reports it
     calls = rows[0].get("calls") or ""
     lasted_s = min(sum(row["time_s"] for row in rows), step_s, phase_s)
     if lasted_s < (NOTABLE_MADE_UP if _MAKES_UP.search(calls) else NOTABLE) * step_s:
