@@ -37,6 +37,8 @@ def try_command(
     """
     from cs_systems.advise.lever import all_levers
 
+    if record is not None and any(caveat.code == "forward-only" for caveat in record.warnings):
+        return []  # a search refuses a script that trains nothing
     fit = {name: lever for name, lever in all_levers().items() if (lever.script if script else lever.options)}
     if script and record is not None and record.environment is not None:
         fit = _applying(fit, script, record, record.environment)

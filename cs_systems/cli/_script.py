@@ -31,6 +31,7 @@ from cs_systems.cli._children import Children, before
 from cs_systems.core import origin
 from cs_systems.core.printable import command_line, encodable, visible
 from cs_systems.core.step_kinds import FEWEST_AT_A_DISTANCE
+from cs_systems.core.units import counted
 from cs_systems.core.validation import shown
 
 if TYPE_CHECKING:
@@ -127,7 +128,8 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
                 recorder.close(error)
             if is_first_rank():
                 records, failure = _recorded(recorders)
-                why = failure or why_nothing(status, children.remedy(), replaced_by, may_be_edited=not is_trial)
+                calls = max((recorder.forward_calls for recorder in recorders), default=0)
+                why = failure or why_nothing(status, children.remedy(), replaced_by, calls, may_be_edited=not is_trial)
                 if not (is_trial and records):  # a search reads the records, and a report's modules take a second
                     _leave(records, handover, out, why, argv, Form(format, status))
 
@@ -366,7 +368,12 @@ def _filled(text: str) -> str:
 
 
 def why_nothing(
-    status: int, children: str | None = None, replaced_by: str | None = None, *, may_be_edited: bool = True
+    status: int,
+    children: str | None = None,
+    replaced_by: str | None = None,
+    calls: int = 0,
+    *,
+    may_be_edited: bool = True,
 ) -> str:
     """Return why a script left no record, and what to do.
 
@@ -374,6 +381,7 @@ def why_nothing(
         status: the script's exit status.
         children: the result of `Children.remedy`.
         replaced_by: the program that replaced the script's process (os.exec); None if none did.
+        calls: most calls of a model, if they are no loop of forward passes that could be recorded.
         may_be_edited: the remedy may be a Recorder in the script, which a search leaves idle.
     """
     if status == EXIT_INTERRUPTED:
@@ -386,11 +394,14 @@ def why_nothing(
     what = "the script ran no backward pass of torch in its main thread"
     if children is not None:
         return f"{what}; {children}"
+    short = f", and called a model only {counted(calls, 'time')}" if calls else ""
+    longer = " or calls a model in a longer loop" if calls else ""
     if not may_be_edited:
         return f"{what}; give a script that trains there"
     return (
-        f"{what}; run a script that trains there, or write `with cs_systems.Recorder(out='runs/mine') as recorder:` "
-        "around its loop and `with recorder.step():` around the loop's body"
+        f"{what}{short}; run a script that trains there{longer}, or write "
+        "`with cs_systems.Recorder(out='runs/mine') as recorder:` around its loop and `with recorder.step():` around "
+        "the loop's body"
     )
 
 

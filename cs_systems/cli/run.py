@@ -1,7 +1,7 @@
-"""Record the loop of an unedited training script: its phases, as a record; on a GPU or with --with, a profile too.
+"""Record the loop of an unedited script: its phases, as a record; on a GPU or with --with, a profile too.
 
-Steps are found by the script's optimizer, phases by autograd and data loaders. The script keeps its arguments, output,
-results and exit status; the report goes to standard error.
+Steps of a training are found by its optimizer, those of an inference by calls of the model. The script keeps its
+arguments, output, results and exit status; the report goes to standard error.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def run(args: Run) -> int:
     profile, snapshot = _profilers(args)
     options: dict[str, Any] = {"name": name, "out": str(out), "warmup": first, "steps": last - first}
     options |= {"profile": profile, "snapshot": snapshot, "stop": args.stop}
-    options |= {"record_host": args.record_host, "command": origin.command(), "format": args.format}
+    options |= {"forward": True, "record_host": args.record_host, "command": origin.command(), "format": args.format}
     from cs_systems.cli._script import is_first_rank
     from cs_systems.measure.runtime.program import script_command
 

@@ -49,6 +49,7 @@ REMEDIES = {
     "below-nsys": "record without nsys for times to compare",
     "mixed-steps": _NAME_STEPS,
     "no-optimizer": _NAME_STEPS,
+    "forward-only": f"if a step is something else, {_NAME_STEPS}",
     "mixed-batches": "compare tokens/s or samples/s, not times; or pad to one length, and drop the last short batch",
     "own-tools": "time the program without them",
     "observed": "time the loop itself with one clock around many steps; use its phases for shares and causes",

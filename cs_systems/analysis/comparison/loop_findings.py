@@ -100,6 +100,7 @@ class GrowthRow(TypedDict):
     kept_tensors: str | None  # its elements: "tensors with their graphs", "tensors in storages of 1 MiB", "objects" …
     place: str | None  # the line that appends to it
     phase: str | None  # for step time: the phase that grows most
+    is_inference: NotRequired[bool]  # the loop ran only forward passes
 
 
 class SlowStartRow(TypedDict):

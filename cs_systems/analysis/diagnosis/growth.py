@@ -21,6 +21,7 @@ from cs_systems.analysis.comparison.loop_growth import Growth, time_growth
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
 from cs_systems.analysis.diagnosis.own_python import called_at, work_of
+from cs_systems.config import Phase
 from cs_systems.core.tables import Row
 from cs_systems.core.units import human
 
@@ -31,6 +32,11 @@ COPIES = "keep numbers (.item()) or copies (.clone()) in place of tensors in a l
 CACHE = "leave lru_cache out where the same arguments do not come again, or give it a small maxsize"
 HOLDER = "keep fewer of them, or write them to a file"
 MEMORY = "find what is kept from step to step, such as losses with their graph, outputs or a cache without a limit"
+OF_INFERENCE = "find what is kept from step to step, such as outputs or a cache without a limit"
+READS_MORE = (
+    "find what grows in the model's inputs: keep keys and values in a cache in place of all tokens so far, and write "
+    "them into a buffer of the final size in place of torch.cat, which copies all earlier ones in each step"
+)
 BUFFER = "write into a buffer of the final size in place of torch.cat, which copies all earlier entries in each step"
 CONCATENATES = "CatArray"
 TIME = "find what each step does for all steps before it, such as reading a list that grows"
@@ -58,7 +64,8 @@ def _of_memory(row: GrowthRow) -> Diagnosis:
         f"{row['steps']} steps"
     )
     if not name:
-        return Diagnosis(cause, MEMORY, row["last"], unit="bytes", takes=grown, evidence=(row,))
+        remedy = OF_INFERENCE if row.get("is_inference") else MEMORY
+        return Diagnosis(cause, remedy, row["last"], unit="bytes", takes=grown, evidence=(row,))
     what = row.get("kept_tensors") or "objects"
     remedy = GRAPH if "graph" in what else COPIES if "storage" in what else CACHE if what == RESULTS else HOLDER
     where = f" at {row['place']}" if row.get("place") else ""
@@ -80,6 +87,8 @@ def _of_time(row: GrowthRow, evidence: Evidence) -> Diagnosis | None:
         remedy = work.remedy if work.words == TABLE else APPEND
         where = f"{where}, which {work.words}"
         return Diagnosis(cause, remedy, last, takes=last - first, evidence=(row,), where=where)
+    if row.get("is_inference") and phase == Phase.FORWARD and not where:
+        return Diagnosis(cause, READS_MORE, last, takes=last - first, evidence=(row,))
     is_on_cpu = evidence.config is not None and evidence.config.device == "cpu"
     remedy = f"{TIME}; {DENORMALS}" if is_on_cpu and phase != OTHER and not where else TIME
     return Diagnosis(cause, remedy, last, takes=last - first, evidence=(row,), where=where)

@@ -51,19 +51,27 @@ _tracker: Tracker | None = None
 Tells = Callable[[tuple[Any, ...], dict[str, Any]], str | None]
 
 
-def observe(observation: Observation, tracker: Tracker, models: Sequence[nn.Module]) -> None:
-    """Report the phases of this process's loop to `tracker`, until the observation is closed."""
+def observe(observation: Observation, tracker: Tracker, models: Sequence[nn.Module], *, trains: bool = True) -> None:
+    """Report the phases of this process's loop to `tracker`, until the observation is closed.
+
+    trains: whether the loop may have the phases of a training.
+    """
     for model in models:
         for install in _on_model(model):
             observation.add(install)
     for register, hook in (
-        (register_optimizer_step_pre_hook, _optimizer_begins),
-        (register_optimizer_step_post_hook, _optimizer_ends),
+        (
+            (register_optimizer_step_pre_hook, _optimizer_begins),
+            (register_optimizer_step_post_hook, _optimizer_ends),
+        )
+        if trains
+        else ()
     ):
         observation.add(functools.partial(_registered, register, hook), is_guarded=True)
-    for owner, name, tells in (*_PATCHES, *(_OF_ACCELERATORS if _runs_on_accelerator(tracker) else ())):
+    of_training = _OF_TRAINING if trains else ()
+    for owner, name, tells in (*_PATCHES, *of_training, *(_OF_ACCELERATORS if _runs_on_accelerator(tracker) else ())):
         observation.add(functools.partial(patch, owner, name, tells), is_guarded=(owner, name) in _GUARDED)
-    for install in (_begins_recomputation, _ends_recomputation, _times_reentrant_recomputation):
+    for install in (_begins_recomputation, _ends_recomputation, _times_reentrant_recomputation) if trains else ():
         observation.add(install)
     observation.add(functools.partial(_reports_to, tracker))
 
@@ -203,7 +211,7 @@ def patch(owner: Any, name: str, tells: Tells) -> Undo:
 def patch_call(tells: Tells) -> Undo:
     """Replace the call of every module by the observed one; return a function that restores it."""
     call = nn.Module.__call__
-    return replaced(nn.Module, "__call__", _ModuleCall(call, _wrapped(call, tells)))
+    return replaced(nn.Module, "__call__", ModuleCall(call, _wrapped(call, tells)))
 
 
 def report_calls(begins: Callable[[nn.Module, Any], object], ends: Callable[[nn.Module, Any], object]) -> Undo:
@@ -218,10 +226,10 @@ def report_calls(begins: Callable[[nn.Module, Any], object], ends: Callable[[nn.
         ends(args[0], result)
         return result
 
-    return replaced(nn.Module, "__call__", _ModuleCall(call, reported))
+    return replaced(nn.Module, "__call__", ModuleCall(call, reported))
 
 
-class _ModuleCall:
+class ModuleCall:
     """Observed call of modules, with the code object of the call that it replaces.
 
     torch.profiler with stacks keeps the code of `nn.Module.__call__` for good, and reads `self` of each frame with it.
@@ -388,6 +396,8 @@ _GradScaler = torch.amp.grad_scaler.GradScaler
 _PATCHES: tuple[tuple[Any, str, Tells], ...] = (
     (dataloader.DataLoader, "__iter__", _iterates),
     (dataloader._BaseDataLoaderIter, "__next__", _always(INPUT)),
+)
+_OF_TRAINING: tuple[tuple[Any, str, Tells], ...] = (
     (torch.autograd, "_engine_run_backward", _always(BACKWARD)),
     *((clip_grad, name, _always(CLIP)) for name in ("_get_total_norm", "_clip_grads_with_norm_")),
     *((owner, "clip_grad_value_", _always(CLIP)) for owner in (clip_grad, nn.utils)),

@@ -67,6 +67,7 @@ class Recorder(Recording):
     """
 
     _waits_for_nsys = False
+    _writer_class = Writer
 
     @arguments_checked
     def __init__(
@@ -106,7 +107,7 @@ class Recorder(Recording):
             stacks=stacks,
         )
         folder = Path(out).absolute()  # the loop may change the directory
-        writer = Writer(folder, subject, record_host=record_host, waits_for_nsys=self._waits_for_nsys)
+        writer = self._writer_class(folder, subject, record_host=record_host, waits_for_nsys=self._waits_for_nsys)
         super().__init__(
             subject, stages, writer, patience_s=patience_s, again=experiments, experiments_s=experiments_s, clock=clock
         )
@@ -151,6 +152,8 @@ class Recorder(Recording):
     def __enter__(self) -> Recorder:
         if self._state != "new":
             raise RuntimeError("this Recorder was already used; make a new one for each loop")
+        for each in [*_recorders]:
+            each.give_way()
         if hooks.is_active():
             raise RuntimeError(
                 "another Recorder is active in this process; end its `with` block first, call its close(), or run a "
@@ -208,6 +211,9 @@ class Recorder(Recording):
         if OWN_PYTHON.name not in tables:
             tables = {**tables, **UNSAMPLED.filled([self._why_unsampled()])}
         self._writer.add(tables)
+
+    def give_way(self) -> None:
+        """Make room for a Recorder of the script that begins, where this one may."""
 
     def leave_to_parent(self) -> None:
         """Stop observing in this process, which is a fork of the recorded one."""

@@ -150,11 +150,15 @@ class Recording:
         if self._writer.meeting is not None:
             replicas = Replicas()
             every += [replicas, RankSteps(of, tracker, self._writer.meeting, self._patience_s, replicas)]
-        self._observers = tracker.observers = Observers(every, hidden)
+        self._observers = tracker.observers = Observers(self._used(every), hidden)
         self._install(tracker)
         self._observers.begin(self._stages[0].period(0))
         self._state = "recording"
         self._mallocs, self._compiled = device.device_mallocs(), self._probes.compilations()
+
+    def _used(self, every: Sequence[Observer]) -> Sequence[Observer]:
+        """Return the observers of this kind of loop."""
+        return every
 
     def _watched_tools(self) -> OwnTools:
         tools = OwnTools()
@@ -227,6 +231,13 @@ class Recording:
             self._complete(tracker)
         else:
             tracker.start()
+
+    def _begin_again(self) -> None:
+        """Drop the recorded steps, because they did not belong to the loop."""
+        self._warm, self._timed, self._mallocs = [], [], None
+        self._count = 0
+        self._observers.restart()
+        self._observers.begin(self._stages[0].period(0))
 
     def _warmed_up(self, stage: Stage) -> None:
         """Begin the next period if this warm-up step was the last of its period."""

@@ -69,6 +69,8 @@ class Tracker(Guest):
         calls: the number of calls of the models in this step by the result of `call_of`.
         iterators: the number of iterators that data loaders began in this step.
         has_ranges: each phase is also a range of the active profiler.
+        distinguishes_gradients: a forward pass that autograd does not record has a name of its own in samples of the
+            stack.
         before_next: called once, before the next phase begins.
         observers: list of observers of the steps.
     """
@@ -96,6 +98,7 @@ class Tracker(Guest):
         self.iterators = 0
         self.before_next: Callable[[], object] | None = None
         self.observers = Observers()
+        self.distinguishes_gradients = True
         self.begin_stage()
 
     def begin_stage(self) -> None:
@@ -202,7 +205,7 @@ class Tracker(Guest):
     def _call_begins(self, arguments: Any) -> None:
         call = call_of(arguments)
         self.calls[call] += 1
-        self._is_without_gradients = not call[0]
+        self._is_without_gradients = self.distinguishes_gradients and not call[0]
         if self.observers.is_looking:
             number = self.calls.total()
             self.observers.call_begins(ModelCall(arguments, call[0], self.is_open(OPTIMIZER), number))

@@ -7,6 +7,8 @@ optimizer keeps stepping without the first one, it trains something else, which 
 one of the same class and parameters takes the first one's place. If a script updates its parameters itself, or its
 optimizer runs inside a compiled function, a step ends with a backward pass; if that was captured into a CUDA graph,
 with the replay. A model is a module with parameters that no other module calls.
+
+On request, the forward passes of a script without a backward pass are recorded: see `forward_loop`.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
@@ -30,13 +33,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from cs_systems.analysis.comparison.loop_findings import OTHER, UnsampledRow
 from cs_systems.core.caveats import REMEDIES, Caveat
 from cs_systems.instrument.compiler import Observation, is_tracing, passed_through, replaced, untraced
-from cs_systems.measure.recorder import hooks
+from cs_systems.measure.recorder import _ranks, hooks
+from cs_systems.measure.recorder.forward_loop import ForwardLoop, ForwardRecorder, may_train
 from cs_systems.measure.recorder.guard import as_guest
 from cs_systems.measure.recorder.inputs import StepInputs
 from cs_systems.measure.recorder.own_tools import OwnTools
 from cs_systems.measure.recorder.phases import BACKWARD, FORWARD, Call, Cut
 from cs_systems.measure.recorder.recorder import Recorder
-from cs_systems.measure.recorder.stages import PROFILES, Stage, Taken
+from cs_systems.measure.recorder.recording import described
+from cs_systems.measure.recorder.stages import AUTO, PROFILES, Stage, Taken
 from cs_systems.measure.recorder.subject import parameters_of
 from cs_systems.measure.recorder.tracker import Tracker
 from cs_systems.measure.recorder.writing import with_caveat
@@ -92,11 +97,14 @@ class ScriptRecorder(Recorder):
         name: the name of the loop in tables.
         stop: raise SystemExit(0) in the script after its last recorded step, at the same step on every rank.
         waits_for_nsys: keep the record of an nsys profile only in `records`, because its report does not exist yet.
+        forward: record a loop of forward passes if the script trains nothing; not among several ranks.
     """
 
     _is_in_code = False
 
-    def __init__(self, name: str, *, stop: bool = False, waits_for_nsys: bool = False, **options: Any) -> None:
+    def __init__(
+        self, name: str, *, stop: bool = False, waits_for_nsys: bool = False, forward: bool = False, **options: Any
+    ) -> None:
         self._name, self._stop, self._options = name, stop, options
         self._waits_for_nsys = waits_for_nsys
         self._first: weakref.ref[Optimizer] | None = None
@@ -132,10 +140,14 @@ class ScriptRecorder(Recorder):
                 return engine(roots, *args, **kwargs)
             is_inside = autograd._engine_run_backward is not waiting
             end_waiting()
+            if self._forward is not None:
+                self._forward.abandon()
             self._begin_recording(roots[0])
             run = engine if is_inside else autograd._engine_run_backward  # by now the observed function
             return run(roots, *args, **kwargs)
 
+        self._forward = ForwardLoop(self._forward_recorder) if forward and _ranks.world_size() == 1 else None
+        self._is_kept_running = self._is_unprofiled = False  # because the script may train after its forward passes
         self._optimizers: list[weakref.ref[Optimizer]] = []
         wait_no_more = replaced(autograd, "_engine_run_backward", first_backward)
         waiting = autograd._engine_run_backward
@@ -158,6 +170,24 @@ class ScriptRecorder(Recorder):
             self.__enter__()
         except Exception as error:
             self._state, self.failure = "closed", str(error)
+
+    def _forward_recorder(self, root: nn.Module) -> ForwardRecorder:
+        """Return the recorder of a loop of forward passes, which leaves to a later training what that needs."""
+        device = next(root.parameters()).device
+        options, trains = self._options | {"name": self._name, "device": device}, may_train()
+        on_gpu = device.type == "cuda"
+        is_profiled = options.get("profile") not in (("none",) if on_gpu else ("none", AUTO)) or options.get("snapshot")
+        if trains and is_profiled:  # a process has one capture of nsys, and torch.profiler changes later times
+            self._is_unprofiled = True
+            options |= {"profile": "none", "snapshot": False}
+        self._is_kept_running = self._stop and trains
+        stop = self._stop and not trains
+        return ForwardRecorder(root, stop=stop, waits_for_nsys=self._waits_for_nsys, **options)
+
+    @property
+    def forward_calls(self) -> int:
+        """Number of calls of a model that were no loop to record; 0 if another reason left no record."""
+        return 0 if self._forward is None or self._state != "new" else self._forward.too_few_calls
 
     def _install(self, tracker: Tracker) -> None:
         self._find_steps(self._finding if self._stop else self._installed)  # after a stop, no later steps are counted
@@ -217,11 +247,8 @@ class ScriptRecorder(Recorder):
             self._other_stepped(tracker, optimizer)
 
     def _begin_again(self) -> None:
-        """Drop the recorded steps, because they did not belong to the training."""
-        self._warm, self._timed, self._mallocs = [], [], None
-        self._found = self._count = 0
-        self._observers.restart()
-        self._observers.begin(self._stages[0].period(0))
+        self._found = 0
+        super()._begin_again()
 
     def _begin_with(self, optimizer: Optimizer) -> None:
         """Let the steps of this optimizer end those of the loop, in place of an earlier one's."""
@@ -369,7 +396,14 @@ class ScriptRecorder(Recorder):
             self._later[type(optimizer).__name__] += 1
 
     def later_training(self) -> str | None:
-        """Return a message with a remedy if another optimizer trained after the recorded steps, else None."""
+        """Return a message with a remedy if another optimizer trained after the recorded steps, else None.
+
+        Of a loop of forward passes: what was left out, because the script may train after it.
+        """
+        left = ["--stop did not end it"] * self._is_kept_running + ["no profiler was started"] * self._is_unprofiled
+        if self._state == "new" and left and self.records:
+            remedy = "name its loop with a Recorder if it does not"
+            return f"the text of the script has words of a training, so {' and '.join(left)}; {remedy}"
         if not self._later or max(self._later.values()) <= OTHER_TRAINING_STEPS:
             return None
         name, steps = self._later.most_common(1)[0]
@@ -385,6 +419,12 @@ class ScriptRecorder(Recorder):
             self._count_as_later()
         super().close(error)
         self._counting.close()
+        if self._forward is not None and self._state == "new":
+            self._forward.close(error)
+            if self._forward.recorder is not None:
+                self.records = self._forward.recorder.records
+            elif (failure := self._forward.failure) is not None:
+                self.failure = f"the recording of its forward passes ended with {described(failure)}"
 
     def _record(self, stage: Stage, ended: str | None, error: BaseException | None) -> RunRecord:
         record = super()._record(stage, ended, error)

@@ -90,6 +90,7 @@ class Watch(Observer):
         is_rank: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__()
+        self.is_inference = False  # the loop runs only forward passes, whose inputs come from earlier results
         self._is_rank = is_rank  # whether the loop may wait for other ranks
         self._device, self._models = device, models
         self._compilations = compilations
@@ -321,9 +322,8 @@ class Watch(Observer):
             usual = self._usual_sampled(kinds)
             of_usual = [s for s in by_step if s.step in {*usual}]
             calls = self._model_calls
-            own = own_python(
-                of_usual, timing.phases_s, calls.are_fed_by, calls.go_into_loss, calls.polled, calls.are_made_by
-            )
+            are_fed_by = _never if self.is_inference else calls.are_fed_by
+            own = own_python(of_usual, timing.phases_s, are_fed_by, calls.go_into_loss, calls.polled, calls.are_made_by)
             usually = Usual(kinds[0].median_s, timing.phases_s, lines_of(of_usual, len(usual)))
             first, start = self._slow_start(timing.all_s)
             slow = [
@@ -351,10 +351,11 @@ class Watch(Observer):
             made |= found.FORWARD_OPERATORS.filled(self._forward_operators(of_usual))
             made |= found.SLOW_STEPS.filled(slow) if slow else {}
             grown = [*self._memory_growth()]
-            if not varies(timing.calls, timing.sizes) and not follows_inputs(
-                [*enumerate(timing.sizes, self._sized_at)]
-            ):
+            is_by_inputs = not self.is_inference and follows_inputs([*enumerate(timing.sizes, self._sized_at)])
+            if not varies(timing.calls, timing.sizes) and not is_by_inputs:
                 grown += self._time_growth(kinds[0], timing.all_s)
+            if self.is_inference:
+                grown = [{**row, "is_inference": True} for row in grown]
             made |= found.GROWTH.filled(grown) if grown else {}
             made |= found.SLOW_START.filled(start) if start else {}
         tools = [*self._own_tools()]
@@ -502,6 +503,10 @@ class Watch(Observer):
                 "phase": most if most is not None and falls[most] > start.later_s else None,
             }
         ]
+
+
+def _never(chain: tuple[Line, ...]) -> bool:
+    return False
 
 
 def _rises(phases: Mapping[str, Sequence[float]]) -> dict[str, float]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from cs_systems.config import RunConfig
 from cs_systems.core.caveats import Caveat
 from cs_systems.core.tables import Tables
+from cs_systems.core.tracers import tracer
 from cs_systems.machine.environment import environment
 from cs_systems.measure.profilers import rank_file
 from cs_systems.measure.recorder import _ranks
@@ -83,9 +84,18 @@ class Writer:
             record = replace(record, artifacts=record.artifacts | here)
         if not self.is_first_rank:
             return
-        if not (self._waits_for_nsys and record.status == "ok" and stage.profiler.is_launcher):
-            append_record(self.out, record)
+        if not self.is_left_to_parent(record):
+            self.append(record)
         self.records.append(record)
+
+    def is_left_to_parent(self, record: RunRecord) -> bool:
+        """Return whether the parent process writes this record, with the tables of nsys's report."""
+        is_of_nsys = tracer(record.config["profiler"]).starts_program
+        return self._waits_for_nsys and record.status == "ok" and is_of_nsys
+
+    def append(self, record: RunRecord) -> None:
+        """Write a record into the folder."""
+        append_record(self.out, record)
 
     def _profiled(self, record: RunRecord, stage: Stage) -> RunRecord:
         if record.status != "ok":
@@ -104,7 +114,7 @@ class Writer:
             return
         record = self.records[number]
         self.records[number] = replace(record, results={**record.results, **tables})
-        append_record(self.out, self.records[number])
+        self.append(self.records[number])
 
 
 def with_caveat(record: RunRecord, caveat: Caveat) -> RunRecord:
