@@ -28,8 +28,8 @@ class Caveat:
     remedy: str
 
 
-# Least share of a step that finding its phases takes, to be told, and least number of phases that begin in it.
-OBSERVED, MANY_PHASES = 0.05, 100
+# Least share of a step that finding its phases takes, to be told, and least number of boundaries between them.
+OBSERVED, MANY_BOUNDARIES = 0.05, 100
 RECORD_AGAIN = "record again, with fewer steps and without another profiler"
 REMOVE_BREAKS = "keep printing, .item(), .cpu() and branches on tensors out of the compiled code"
 _NAME_STEPS = "name the iteration: Recorder(...), and with recorder.step(): around the body of the loop"
@@ -117,9 +117,9 @@ def observed(own_s: float, step_s: float, boundaries: int) -> Iterator[Caveat]:
         step_s: the step with it, in s.
         boundaries: the number of boundaries between phases in a step.
     """
-    if boundaries >= MANY_PHASES and own_s >= OBSERVED * step_s:
-        text = f"finding the phases takes up to {human(own_s, 's')} of the step, because {boundaries:,} begin in it"
-        yield caveat("observed", text)
+    if boundaries >= MANY_BOUNDARIES and own_s >= OBSERVED * step_s:
+        told = f"finding the phases takes up to {human(own_s, 's')} of the step"
+        yield caveat("observed", f"{told}, which has {boundaries:,} of their boundaries")
 
 
 def own_tools(names: Iterable[str]) -> Caveat:

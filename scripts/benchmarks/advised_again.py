@@ -67,8 +67,8 @@ class Again:
     def verdict(self) -> str:
         if self.gain is None:
             return f"not measured: {self.reason}"
-        if self.low is None or self.high is None:
-            return "one pair, without an interval"
+        if self.low is None or self.high is None or self.pairs == 1:
+            return "one pair, which shows no variation"
         if self.high < 1:
             return "slower"
         if self.printed_low <= self.gain <= self.printed_high:
@@ -145,14 +145,14 @@ def of_answers(earlier: Path, later: Path) -> list[Again]:
 
 
 def table(rows: Sequence[Again]) -> str:
-    known = [row for row in rows if row.low is not None]
+    known = [row for row in rows if row.low is not None and row.pairs != 1]
     slower = sum(row.verdict == "slower" for row in known)
     within = sum(row.verdict == "within what was printed" for row in known)
     lines = [
         "# Kept changes, measured again on another machine",
         "",
-        f"Of {len(rows)} programs in which advise kept changes {len(known)} were measured again with an interval: "
-        f"{slower} slower, {within} with a gain within what was printed.",
+        f"{len(rows)} programs in which advise kept changes: {len(known)} were measured again in several pairs, of "
+        f"which {slower} are slower, and {within} have a gain within what was printed.",
         "",
         "| program | kept | printed | interval | again | interval | pairs | verdict |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from cs_systems.advise.judge import FEW_PAIRS, GOALS, Judgement, Seen, judge_tim
 from cs_systems.advise.lever import Proposal, ScriptPlan, Situation, all_levers, proposals
 from cs_systems.advise.levers import fused_parts
 from cs_systems.advise.numerics import Check
-from cs_systems.advise.search import Search, Unmeasurable
+from cs_systems.advise.search import OWN_PAIRS, Search, Unmeasurable
 from cs_systems.config import Precision, RunConfig, preset
 from cs_systems.core.experiments import ExperimentRow
 from cs_systems.core.statistics import CONFIDENCE
@@ -294,6 +295,13 @@ def test_proof_of_the_whole_gain_has_the_level_of_one_look(monkeypatch: pytest.M
     assert answer.whole is not None
     assert levels[0] == level_after(1) > CONFIDENCE
     assert levels[-1] == CONFIDENCE
+
+
+def test_width_ends_the_proof_only_where_its_own_pairs_show_the_variation() -> None:
+    bench = ModelledBench()
+    search = searched(bench)
+    proof = bench.order[-2 * OWN_PAIRS :]
+    assert Counter(proof) == {START: OWN_PAIRS, search.best: OWN_PAIRS}
 
 
 def test_options_wait_once_the_time_left_is_that_of_the_proof() -> None:

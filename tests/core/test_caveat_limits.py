@@ -82,4 +82,4 @@ def test_cost_of_finding_phases_is_told_from_a_twentieth_of_the_step(
     found = [*observed(own_s, 10.0, boundaries)]
     assert len(found) == is_told
     for caveat in found:
-        assert caveat.message == "finding the phases takes up to 500 ms of the step, because 100 begin in it"
+        assert caveat.message == "finding the phases takes up to 500 ms of the step, which has 100 of their boundaries"

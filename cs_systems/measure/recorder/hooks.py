@@ -110,7 +110,7 @@ def _own_time(function: Callable[..., Any]) -> Callable[..., Any]:
     def counted(*args: Any) -> Any:
         began_s = clock()
         result = guest(*args)
-        if _tracker is not None:
+        if _tracker is not None and _tracker.is_here():
             _tracker.timeline.own_s += clock() - began_s
         return result
 

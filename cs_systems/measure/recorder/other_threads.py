@@ -20,6 +20,7 @@ import torch
 from torch.optim import Optimizer
 
 from cs_systems.analysis.comparison.loop_findings import PYTHON_THREADS, PythonThreadRow
+from cs_systems.core.collector import without_collector
 from cs_systems.measure.recorder.observers import FewSteps, ModelCall, Period
 from cs_systems.measure.recorder.stacks import SAMPLER, Line, callee_of, function_of, is_own, own_lines, place_of
 from cs_systems.measure.recorder.subject import Subject
@@ -103,7 +104,9 @@ class OtherThreads(FewSteps):
 
     def _look(self) -> None:
         """Note the lines at which the other threads are, and whether they hold up this one."""
-        frames, here = sys._current_frames(), threading.get_native_id()
+        with without_collector():  # a collection in this call can wait forever for a thread that starts (CPython 3.11)
+            frames = sys._current_frames()
+        here = threading.get_native_id()
         working: list[int] = []
         for thread in threading.enumerate():
             task, frame = thread.native_id, frames.get(thread.ident or 0)

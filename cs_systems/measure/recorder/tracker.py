@@ -155,7 +155,11 @@ class Tracker(Guest):
 
         Work that is captured into a CUDA graph does not run yet, and an event inside it has no time.
         """
-        return threading.get_ident() == self._thread and not self.captures()
+        return self.is_here() and not self.captures()
+
+    def is_here(self) -> bool:
+        """Return whether this thread's calls are observed."""
+        return threading.get_ident() == self._thread
 
     def captures(self) -> bool:
         """Return whether work is being captured into a CUDA graph now."""

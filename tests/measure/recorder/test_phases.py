@@ -241,5 +241,6 @@ def test_time_that_many_short_phases_take_to_be_found_is_told(calls: int, is_tol
     assert len(found) == is_told
     for caveat in found:
         assert re.fullmatch(
-            r"finding the phases takes up to [\d.]+ (ms|µs) of the step, because 4\d\d begin in it", caveat.message
+            r"finding the phases takes up to [\d.]+ (ms|µs) of the step, which has 4\d\d of their boundaries",
+            caveat.message,
         )
