@@ -493,6 +493,8 @@ class DistributionChecksRow(TypedDict):
     place: str
     waits: int  # for the GPU in a step
     time_s: float  # of the host in a step
+    step_waits: int  # at all lines, of which the table has those with most waits
+    step_time_s: float  # at all lines
 
 
 class BroadcastRow(TypedDict):

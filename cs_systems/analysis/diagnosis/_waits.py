@@ -27,16 +27,15 @@ class Waiting(NamedTuple):
 def waiting_preparation(evidence: Evidence) -> Waiting | None:
     """Return the function with nearly all waits of a step, if its results become the model's input.
 
-    The waits count where the GPU is idle in them.
+    The waits count where the GPU is idle in them, and where the calls of one kind and place hold nearly all their time.
     """
     measurement = evidence.measurement
     if not evidence.is_loop or measurement is None or HOST_SYNC not in launch_bound_phases(measurement):
         return None
     places = [row for row in waits.of(evidence.tables) if (row["within"] or "").endswith(HOST_SYNC)]
-    count = round(sum(row["calls_per_step"] for row in places))
     own = OWN_PYTHON.of(evidence.tables)
     waiting = next((row for row in own if row["phase"] == HOST_SYNC and row["share"] >= NEARLY_ALL), None)
-    if count < FEWEST or waiting is None or not waiting["function"] or waiting["samples"] < FEWEST_SAMPLES:
+    if not places or waiting is None or not waiting["function"] or waiting["samples"] < FEWEST_SAMPLES:
         return None
     of = waiting["function"], waiting["place"].partition(":")[0]
     alike = [
@@ -46,7 +45,11 @@ def waiting_preparation(evidence: Evidence) -> Waiting | None:
     ]
     if not alike:
         return None
+    # A call that waits often and briefly tells nothing about one that waits for long.
     most = max(places, key=lambda row: row["calls_per_step"])
+    count = round(most["calls_per_step"])
+    if count < FEWEST or most["time_s"] < NEARLY_ALL * sum(row["time_s"] for row in places):
+        return None
     how = _READS.get((most["within"] or "").partition(" in ")[0], "reads of values")
     rows = (waiting, *alike)
     return Waiting(count, how, rows, sum(row["time_s"] for row in rows))

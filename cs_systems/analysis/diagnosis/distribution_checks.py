@@ -13,17 +13,18 @@ REMEDY = f"leave them out once the program works: {OFF} before the loop, or vali
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the host's time in these checks, at most that in which the GPU waits for the host."""
+    """Find the host's time in these checks, at most that in which the GPU waits for the host, but not for a batch.
+
+    A wait for a busy GPU takes no time of the step: the first one lasts until the GPU's queue is empty.
+    """
     rows, step_s = DISTRIBUTION_CHECKS.of(evidence.tables), evidence.step_s
     if not rows or step_s is None:
         return None
-    takes = min(step_s, sum(row["time_s"] for row in rows))
-    if "gaps" in evidence.tables:
-        takes = min(takes, evidence.host_bound_s)
-    waits = sum(row["waits"] for row in rows)
+    waited_s = evidence.host_bound_s if "gaps" in evidence.tables else evidence.launch_bound_s
+    takes = min(step_s, rows[0]["step_time_s"], max(0.0, waited_s - evidence.input_s))
     cause = (
-        f"{waits} times a step the host waits for the GPU while torch.distributions checks parameters and samples, "
-        f"{takes / step_s:.0%} of the step"
+        f"the host waits for the GPU {rows[0]['step_waits']} times per step while torch.distributions checks "
+        f"parameters and samples, {takes / step_s:.0%} of the step"
     )
     where = ", ".join(
         f"{called_at(row['function'], row['place'], row['distribution'])} ({row['waits']})" for row in rows[:MOST]

@@ -173,8 +173,8 @@ def _remedy(evidence: Evidence) -> str:
         return COMPILED_RANKS if is_compiled else RANKS
     remedy = GRAPH if is_compiled else COMPILE
     if evidence.is_loop and (count := _waits(evidence)) >= MANY_WAITS:
-        checks = sum(row["waits"] for row in DISTRIBUTION_CHECKS.of(evidence.tables))
-        which = OF_CHECKS if checks > count / 2 else ".item(), synchronize()"
+        checks = DISTRIBUTION_CHECKS.first(evidence.tables)
+        which = OF_CHECKS if checks is not None and checks["step_waits"] > count / 2 else ".item(), synchronize()"
         remedy = f"remove its {count} waits for the GPU, which no graph can hold ({which}), then {remedy}"
     is_own = config is not None and config.subject is Subject.OWN  # --graph rejects it
     return remedy.replace("; --graph step", "") if is_own else remedy

@@ -57,21 +57,25 @@ class DistributionChecks(Replacing):
     def look_at_wait(self) -> None:
         self._waits_here += 1
 
+    def _now_s(self) -> float:
+        """Return the time without the recorder's own work in this step, which each of a check's waits causes."""
+        return time.perf_counter() - self._tracker.timeline.own_s
+
     @as_guest
     def _begins(self) -> float | None:
-        """Begin a check: return the time; None if it is not observed."""
+        """Begin a check: return its time by `_now_s`; None if it is not observed."""
         if not (self.is_looking and self._tracker.observes()) or is_tracing() or is_profiled():
             return None
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return None
         self._waits_here = 0
-        return time.perf_counter()
+        return self._now_s()
 
     @as_guest
     def _ended(self, begun: float | None, checked: Distribution) -> None:
         if begun is None:
             return
-        lasted_s, waits, self._waits_here = time.perf_counter() - begun, self._waits_here, 0
+        lasted_s, waits, self._waits_here = max(0.0, self._now_s() - begun), self._waits_here, 0
         line = own_lines(sys._getframe(1))[1]
         if waits and line is not None:
             self._waits[line] += waits
@@ -86,20 +90,23 @@ class DistributionChecks(Replacing):
             self.stop_looking()
 
     def end(self) -> None:
-        rows: list[DistributionChecksRow] = []
-        for line, name in self._names.items() if len(self._steps) >= FEWEST_STEPS else ():
-            waits = min(of_step[line] for of_step, _ in self._steps)
-            rows.append(
+        steps = self._steps if len(self._steps) >= FEWEST_STEPS else []
+        step_waits = min((waits.total() for waits, _ in steps), default=0)
+        if step_waits >= FEWEST_WAITS:
+            rows: list[DistributionChecksRow] = [
                 {
                     "distribution": name,
                     "function": function_of(line),
                     "place": place_of(line),
-                    "waits": waits,
-                    "time_s": min(float(times_s[line]) for _, times_s in self._steps),
+                    "waits": min(waits[line] for waits, _ in steps),
+                    "time_s": min(float(times_s[line]) for _, times_s in steps),
+                    "step_waits": step_waits,
+                    "step_time_s": min(float(times_s.total()) for _, times_s in steps),
                 }
-            )
-        if sum(row["waits"] for row in rows) >= FEWEST_WAITS:
-            self.keep(DISTRIBUTION_CHECKS, sorted(rows, key=lambda row: -row["waits"])[:MOST_LINES])
+                for line, name in self._names.items()
+            ]
+            every = [row for row in rows if row["waits"]]  # in each step
+            self.keep(DISTRIBUTION_CHECKS, sorted(every, key=lambda row: -row["waits"])[:MOST_LINES])
         self._steps.clear()
 
 

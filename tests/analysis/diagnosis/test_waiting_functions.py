@@ -26,6 +26,10 @@ def waiting(calls: float = 512.0, within: str = "aten::item in host_sync") -> di
     return {"call": "cudaStreamSynchronize", "within": within, "calls_per_step": calls, "time_s": 0.004}
 
 
+def long_wait(time_s: float) -> dict[str, Any]:
+    return waiting(1.0, "aten::_to_copy in host_sync") | {"time_s": time_s}
+
+
 def codes(evidence: Evidence) -> list[str]:
     return [each.code for each in apply_rules(evidence).diagnoses]
 
@@ -39,6 +43,15 @@ def test_preparation_that_waits_for_the_gpu_is_named_with_its_waits_first() -> N
         "random); not below 58 ms, now 100 ms"
     )
     assert "batch-preparation" not in [each.code for each in found]
+
+
+def test_only_the_waits_that_hold_nearly_all_their_time_are_counted() -> None:
+    def found(long: dict[str, Any]) -> Evidence:
+        return loop({"own_python": [PREPARED, READ], "waits": [waiting(), long]})
+
+    first = apply_rules(found(long_wait(0.0004))).diagnoses[0]
+    assert "waits for the GPU 512 times (.item())" in first.sentence
+    assert "host-synchronisation" not in codes(found(long_wait(0.0005)))
 
 
 @pytest.mark.parametrize(
@@ -101,15 +114,46 @@ def test_checks_of_distributions_come_before_the_launches_that_wait_for_them() -
     }
     checks, launches = apply_rules(loop(tables)).diagnoses
     assert (checks.code, launches.code) == ("distribution-checks", "launch-bound")
-    assert checks.takes == 0.012
+    assert checks.takes == 0.024
     assert "(most of them are checks of torch.distributions: set_default_validate_args(False))" in launches.sentence
-    few = tables | {"distribution_checks": [CHECKS | {"waits": 174}]}
+    few = tables | {"distribution_checks": [CHECKS | {"step_waits": 174}]}
     launches = apply_rules(loop(few)).diagnoses[1]
     assert "(.item(), synchronize())" in launches.sentence
 
 
-def test_checks_take_at_most_the_time_in_which_the_gpu_waits() -> None:
-    gaps = [{"device": 0, "cause": "launch-bound", "time_s": 0.008}]
-    steps = [{"device": 0, "wall_s": 0.1, "busy_share": None}]
-    found = apply_rules(loop({"gaps": gaps, "steps": steps, "distribution_checks": [CHECKS]})).diagnoses
-    assert [each.takes for each in found if each.code == "distribution-checks"] == [0.008]
+def of_checks(tables: dict[str, Any], phases_s: dict[str, float], lag_s: dict[str, float]) -> list[float | None]:
+    """Return the time of the checks in a step of 0.1 s with these phases, if it is worth a sentence."""
+    sample = Sample(0, False, 0.1, phases_s, phases_s, dict.fromkeys(phases_s, 0.0) | lag_s)
+    known = Measurement("cuda_event", (sample,) * 10, 0.0)
+    evidence = Evidence(tables | {"distribution_checks": [CHECKS]}, known, LOOP, judged="the step's time")
+    return [each.takes for each in apply_rules(evidence).diagnoses if each.code == "distribution-checks"]
+
+
+def traced(time_s: float) -> dict[str, Any]:
+    """Return the tables of a trace in which the GPU waits so long for the host's launches."""
+    gaps = [{"device": 0, "cause": "launch-bound", "time_s": time_s}]
+    return {"gaps": gaps, "steps": [{"device": 0, "wall_s": 0.1, "busy_share": None}]}
+
+
+@pytest.mark.parametrize(
+    ("tables", "lag_s", "takes"),
+    [
+        ({}, {"forward": 0.03, "backward": 0.03}, []),
+        ({}, {"forward": 0.03}, [0.02]),
+        ({}, {}, [0.024]),
+        (traced(0.008), {}, [0.008]),
+        (traced(0.002), {}, []),
+    ],
+    ids=["a busy GPU", "a GPU that waits in backward", "a waiting GPU", "a trace", "a trace of a busy GPU"],
+)
+def test_checks_take_at_most_the_time_in_which_the_gpu_waits(
+    tables: dict[str, Any], lag_s: dict[str, float], takes: list[float]
+) -> None:
+    assert of_checks(tables, {"forward": 0.08, "backward": 0.02}, lag_s) == takes
+
+
+@pytest.mark.parametrize("tables", [{}, traced(0.05)], ids=["no trace", "a trace"])
+def test_checks_do_not_take_the_time_in_which_the_gpu_waits_for_a_batch(tables: dict[str, Any]) -> None:
+    phases_s, lag_s = {"input": 0.04, "forward": 0.05, "backward": 0.01}, {"forward": 0.04}
+    assert of_checks(tables, phases_s, lag_s) == [pytest.approx(0.01)]
+    assert of_checks(tables, phases_s, lag_s | {"backward": 0.01}) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.optim import AdamW
 
 from cs_systems.analysis.comparison.loop_findings import DISTRIBUTION_CHECKS, HOST_SYNC, DistributionChecksRow
 from cs_systems.measure.recorder import hooks
+from cs_systems.measure.recorder.distribution_checks import DistributionChecks
 from cs_systems.measure.recorder.unedited import ScriptRecorder
 from tests.measure.recorder.trainings import forget_compilations
 
@@ -79,3 +81,37 @@ def test_waits_of_the_program_itself_are_no_checks(tmp_path: Path) -> None:
 def test_a_few_checks_of_a_step_are_left_out(tmp_path: Path) -> None:
     """One distribution with one sample waits 3 times: 18 times a step, which is not worth a cause."""
     assert recorded(tmp_path, lambda numbers, target: -made(numbers, None).log_prob(target).mean()) == []
+
+
+def test_time_of_checks_leaves_out_the_work_of_the_recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    look, each_s = DistributionChecks.look_at_wait, 0.003
+
+    def slow(self: DistributionChecks) -> None:
+        sleep(each_s)
+        look(self)
+
+    monkeypatch.setattr(DistributionChecks, "look_at_wait", slow)
+    (row,) = recorded(tmp_path, lambda numbers, target: sum(made(numbers, None).mean.sum() for _ in range(2)))
+    assert row["waits"] == 2 * 2 * MOMENTS
+    assert 0.0 < row["time_s"] < each_s * row["waits"] / 2
+
+
+def test_checks_at_all_lines_are_counted_in_the_step(tmp_path: Path) -> None:
+    def loss_of(numbers: Tensor, target: Tensor) -> Tensor:
+        means, spreads = numbers.chunk(2, -1)
+        spread = spreads.exp()
+        every = [
+            Normal(means, spread),
+            Normal(means, spread * 2),
+            Normal(means, spread * 3),
+            Normal(means, spread * 4),
+            Normal(means, spread * 5),
+            Normal(means, spread * 6),
+            Normal(means, spread * 7),
+        ]
+        return torch.stack([each.stddev.mean() for each in every]).mean()
+
+    rows = recorded(tmp_path, loss_of)
+    assert [row["waits"] for row in rows] == [2 * MOMENTS] * 5
+    assert {row["step_waits"] for row in rows} == {7 * 2 * MOMENTS}
+    assert all(row["step_time_s"] > sum(each["time_s"] for each in rows) for row in rows)
