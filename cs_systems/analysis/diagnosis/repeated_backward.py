@@ -31,9 +31,11 @@ def _of_derivatives(evidence: Evidence) -> Diagnosis | None:
     if row is None or step_s is None or row["steps"] < NOTABLE * row["of_steps"]:
         return None
     takes = min(step_s, row["share"] * evidence.phases_s(Phase.BACKWARD))
+    again = f"{row['again']:.0f}"
+    differentiate = "differentiates" if again == "1" else "differentiate"
     cause = (
-        f"{row['again']:.0f} of the {row['calls']:.0f} calls of autograd.grad in a step differentiate the same outputs "
-        f"again: about {row['share']:.0%} of the work of backward is repeated, {takes / step_s:.0%} of the step"
+        f"{again} of the {row['calls']:.0f} calls of autograd.grad in a step {differentiate} the same outputs again: "
+        f"about {row['share']:.0%} of the work of backward is repeated, {takes / step_s:.0%} of the step"
     )
     place = row.get("place") or ""
     return Diagnosis(cause, AT_ONCE, step_s, takes=takes, evidence=(row,), where=place, refines=REFINED)

@@ -2,35 +2,47 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from cs_systems.analysis.comparison.loop_findings import SAME_DERIVATIVES
-from cs_systems.measure.recorder.graph_size import costs_by_operator, costs_of_nodes, leaves_below
+from cs_systems.measure.recorder.graph_size import costs_of_nodes, leaves_below
 from cs_systems.measure.recorder.observers import EnginePass, FewSteps
 from cs_systems.measure.recorder.stacks import own_lines, place_of
 
 MOST_STEPS = 2  # of each period
 MOST_CALLS = 200  # in a step that is observed
-MOST_BYTES = 8 << 20  # of a call's results that are kept until the next update
+MOST_BYTES = 32 << 20  # of the copies that are kept until the next update
 SHARED = 0.5  # least share of a call's work in operators that an earlier call went through
+# entries in the metadata of nodes, so that no graph is kept that the program drops: the node's identity, and the share
+# of its work that is repeated
+_IDENTITY, _SHARE = "cs_systems.identity", "cs_systems.share"
+_MOST_LINEAR = 20  # linear operators at the end of a graph that are compared
+# linear operators of one tensor: their other arguments tell all that they do
+_LINEAR = re.compile(
+    r"(Sum|Mean|Select|Slice|Unbind|Split|View|UnsafeView|ReshapeAlias|Expand|Squeeze|Unsqueeze|Permute|Transpose|T|"
+    r"Neg)Backward\d+"
+)
 
 
 class _Call(NamedTuple):
-    """Call of autograd.grad: its arguments and results, and the costs of the operators that it went through.
+    """Call of autograd.grad: its outputs, its arguments and results, and the costs of the operators by their numbers.
 
-    Large and sparse results are left out.
+    outputs: a description of each root, equal for equal roots. weights, gradients: copies, the latter None if they are
+    large or sparse.
     """
 
-    roots: Sequence[Tensor]
+    outputs: tuple[Any, ...]
     weights: Sequence[Tensor | None]
-    inputs: Sequence[Tensor]
-    gradients: Sequence[Tensor | None]
+    inputs: Sequence[ref[Tensor]]
+    gradients: Sequence[Tensor | None] | None
     costs: dict[int, float]
 
 
@@ -49,10 +61,14 @@ class SameDerivatives(FewSteps):
         self._forget()
 
     def _forget(self) -> None:
-        self._known: list[_Call] = []
-        self._made: dict[Any, float] = {}  # nodes of repeated derivatives' own graphs, with the share that is repeated
+        self._forget_calls()
         self._calls_here = self._again_here = 0
         self._again_here_s = self._total_here_s = 0.0
+
+    def _forget_calls(self) -> None:
+        self._known: list[_Call] = []
+        self._left = MOST_BYTES
+        self._has_marks = False  # whether nodes of repeated derivatives' own graphs are marked
 
     def look_at_pass(self, each: EnginePass) -> None:
         given = (*each.roots, *each.inputs, *(weight for weight in each.weights if weight is not None))
@@ -62,29 +78,53 @@ class SameDerivatives(FewSteps):
         nodes_s = costs_of_nodes(each.roots, inputs)
         total_s = sum(nodes_s.values())
         # of derivatives that were made again, their own backward is repeated too
-        again_s = sum(cost_s * self._made[node] for node, cost_s in nodes_s.items() if node in self._made)
+        again_s = sum(cost_s * _marked(node) for node, cost_s in nodes_s.items()) if self._has_marks else 0.0
         if each.gradients:
-            made = [gradient for gradient in each.gradients if gradient is not None]
-            is_dense = all(gradient.layout is torch.strided for gradient in made)
-            kept = each.gradients if is_dense and sum(one.nbytes for one in made) <= MOST_BYTES else ()
-            call = _Call(each.roots, each.weights, each.inputs, kept, costs_by_operator(each.roots, inputs))
             self._calls_here += 1
-            shared = max((_shared(earlier, call) for earlier in self._known), default=0.0)
+            shared = self._share_again(each, {node._sequence_nr(): cost_s for node, cost_s in nodes_s.items()})
             if shared >= SHARED:
                 again_s = max(again_s, shared * total_s)
                 self._again_here += 1
-                self._made |= dict.fromkeys(costs_of_nodes(made, each.inputs).keys() - nodes_s.keys(), shared)
+                self._has_marks = True
+                made = [gradient for gradient in each.gradients if gradient is not None]
+                for node in costs_of_nodes(made, each.inputs).keys() - nodes_s.keys():
+                    node.metadata[_SHARE] = shared
                 line = own_lines(sys._getframe(1))[1]
                 self._place = place_of(line) if line else self._place
-            else:
-                self._known.append(call)
             if self._calls_here > MOST_CALLS:
                 self.stop_looking()
         self._again_here_s += again_s
         self._total_here_s += total_s
 
+    def _share_again(self, each: EnginePass, costs: dict[int, float]) -> float:
+        """Return the share of a call's work that an earlier one did for the same outputs, and remember the call."""
+        outputs = tuple(map(_description, each.roots))
+        weights = None if None in outputs else self._copies(each.weights)
+        if weights is None:
+            return 0.0
+        call = _Call(outputs, weights, [ref(one) for one in each.inputs], self._copies(each.gradients), costs)
+        earlier = [one for one in self._known if one.outputs == outputs and _are_equal(one.weights, weights)]
+        self._known.append(call)
+        if any(_differ(one, call) for one in earlier):
+            return 0.0
+        return max((_shared(one, call) for one in earlier), default=0.0)
+
+    def _copies(self, tensors: Sequence[Tensor | None]) -> Sequence[Tensor | None] | None:
+        """Return copies of the tensors; None if one is sparse, or if too much is kept already."""
+        given = [one for one in tensors if one is not None]
+        if any(one.layout is not torch.strided for one in given):
+            return None
+        size = sum(one.numel() * one.element_size() for one in given)
+        if size > self._left:
+            return None
+        self._left -= size
+        return [None if one is None else one.detach().clone() for one in tensors]
+
     def look_after_update(self, optimizer: Any) -> None:
-        self._known, self._made = [], {}
+        self._forget_calls()
+
+    def step_failed(self) -> None:
+        self._forget()
 
     def look_after_step(self) -> None:
         self._steps += 1
@@ -122,35 +162,58 @@ def _is_wrapped(tensor: Tensor) -> bool:
     return bool(functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor))
 
 
+def _description(root: Tensor) -> tuple[Any, ...] | None:
+    """Return a description of a root that only equal functions of the same tensor have; None if it cannot be told.
+
+    It is the identity of the last node that is not one of the linear operators, with those that follow.
+    """
+    node, number = root.grad_fn, root.output_nr
+    if node is None or root._backward_hooks:  # a hook may change the derivatives between two calls
+        return None
+    operators: list[Any] = [(root.shape, root.dtype)]
+    while len(operators) <= _MOST_LINEAR and _LINEAR.fullmatch(node.name()) and len(node.next_functions) == 1:
+        below, below_number = node.next_functions[0]
+        saved = [(name, getattr(node, name)) for name in dir(node) if name.startswith("_saved_")]
+        if below is None or hasattr(below, "variable") or not all(_is_plain(value) for _, value in saved):
+            break
+        results = [(tuple(one.shape), one.dtype) for one in node._input_metadata]
+        operators.append((node.name(), number, saved, results))
+        node, number = below, below_number
+    metadata: Any = node.metadata
+    return (metadata.setdefault(_IDENTITY, object()), number, operators)
+
+
+def _is_plain(value: object) -> bool:
+    return all(one is None or type(one) in (int, bool, float) for one in (value if type(value) is tuple else (value,)))
+
+
+def _marked(node: Any) -> float:
+    """Return the share of a node's work that is repeated."""
+    return float(node.metadata.get(_SHARE, 0.0))
+
+
 def _shared(earlier: _Call, call: _Call) -> float:
-    """Return the share of a call's work that an earlier one did for the same derivatives, or of the same outputs."""
-    total_s = sum(call.costs.values())
+    """Return the share of a call's work in operators that an earlier one went through."""
     again_s = sum(call.costs[operator] for operator in call.costs.keys() & earlier.costs.keys())
-    if not again_s or not (_is_of_same_outputs(earlier, call) or _has_same_results(earlier, call)):
-        return 0.0
-    return again_s / total_s
+    return again_s / sum(call.costs.values()) if again_s else 0.0
 
 
-def _is_of_same_outputs(earlier: _Call, call: _Call) -> bool:
-    """Return whether both differentiate the same tensors, with the same weights."""
-    if len(earlier.roots) != len(call.roots):
+def _differ(earlier: _Call, call: _Call) -> bool:
+    """Return whether the derivatives by an input of both differ, e.g. because of hooks, or are not known."""
+    positions = {id(one): position for position, each in enumerate(earlier.inputs) if (one := each()) is not None}
+    both = [(positions[id(each())], position) for position, each in enumerate(call.inputs) if id(each()) in positions]
+    if not both:
         return False
-    is_same = all(a is b for a, b in zip(earlier.roots, call.roots, strict=True))
-    return is_same and all(_are_equal(a, b) for a, b in zip(earlier.weights, call.weights, strict=True))
+    if earlier.gradients is None or call.gradients is None:
+        return True
+    return not _are_equal([earlier.gradients[one] for one, _ in both], [call.gradients[other] for _, other in both])
 
 
-def _has_same_results(earlier: _Call, call: _Call) -> bool:
-    """Return whether both give the same derivatives by the same inputs, of which one is not constant."""
-    if not (earlier.gradients and call.gradients) or len(earlier.inputs) != len(call.inputs):
-        return False
-    if any(a is not b for a, b in zip(earlier.inputs, call.inputs, strict=True)):
-        return False
-    if not all(_are_equal(a, b) for a, b in zip(earlier.gradients, call.gradients, strict=True)):
-        return False
-    return any(bool((each != each.flatten()[:1]).any()) for each in call.gradients if each is not None)
-
-
-def _are_equal(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return one is other or (one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other))
+def _are_equal(some: Iterable[Tensor | None], others: Iterable[Tensor | None]) -> bool:
+    for one, other in zip(some, others, strict=True):
+        if one is None or other is None:
+            if one is not other:
+                return False
+        elif (one.dtype, one.device) != (other.dtype, other.device) or not torch.equal(one, other):
+            return False
+    return True

@@ -948,6 +948,11 @@ def test_outputs_that_are_differentiated_again_are_reported_with_the_line() -> N
     )
 
 
+def test_one_call_that_differentiates_again_is_reported_in_the_singular() -> None:
+    (found,) = causes(loop({"same_derivatives": [DERIVED | {"calls": 2.0, "again": 1.0}]}))
+    assert "1 of the 2 calls of autograd.grad in a step differentiates the same outputs again" in found.cause
+
+
 def test_repeated_call_with_a_used_result_is_reported_with_the_same_result() -> None:
     (found,) = causes(loop({"repeated_calls": [repeated(used=12)]}))
     assert found.sentence.startswith("Net is called twice with the same input in a step, with the same result: call it")

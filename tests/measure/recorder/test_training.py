@@ -17,6 +17,8 @@ from cs_systems.analysis.diagnosis import Rule, diagnose
 from cs_systems.analysis.diagnosis._evidence import of_records
 from cs_systems.core import plugins
 from cs_systems.machine.device import resolve
+from cs_systems.measure.recorder.observers import EnginePass
+from cs_systems.measure.recorder.same_derivatives import SameDerivatives
 from cs_systems.measure.recorder.subject import Subject
 from cs_systems.measure.recorder.training import Training
 from cs_systems.measure.recorder.unedited import ScriptRecorder
@@ -93,6 +95,22 @@ def test_ended_observer_keeps_no_optimizer() -> None:
     known = weakref.ref(optimizer)
     subject.optimizers.clear()
     del optimizer
+    gc.collect()
+    assert known() is None
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_calls_of_grad_are_remembered_without_their_graphs(again: bool) -> None:
+    observer = SameDerivatives()
+    points = torch.rand(8, 3, requires_grad=True)
+    outputs = [points.square().sum()] * 2 if again else [points.square().sum() for _ in range(2)]
+    for output in outputs:
+        (slope,) = torch.autograd.grad(output, points, create_graph=True)
+        observer.look_at_pass(EnginePass([output], [None], [points], [slope]))
+    assert observer._again_here == again
+    known = weakref.ref(points)
+    outputs.clear()
+    del points, output, slope
     gc.collect()
     assert known() is None
 

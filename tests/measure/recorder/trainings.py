@@ -957,6 +957,90 @@ def products_with_two_vectors(fields: Tensor, points: Tensor) -> Tensor:
     return torch.stack([(gradient(fields, points, weights=each)[0][:, :2] * each).sum(1) for each in probes]).mean(0)
 
 
+def sums_along_axes(fields: Tensor, points: Tensor) -> Tensor:
+    """Return the derivatives of sums and means of the fields, which differ in nothing but an argument."""
+    first = gradient(fields[:8].sum(), points)[0] + gradient(fields[8:].sum(), points)[0]
+    return first + gradient(fields.sum(0)[0], points)[0] + gradient(fields.sum(0)[1], points)[0]
+
+
+def rows_with_one_vector(*, is_hidden: bool) -> Step:
+    """Train with the rows of a Jacobian, each from a call with the same vector, which changes in place.
+
+    is_hidden: autograd does not know of the changes.
+    """
+    torch.manual_seed(0)
+    model = net()
+    parameters, optimizer = [*model.parameters()], torch.optim.SGD(model.parameters(), 1e-2)
+
+    def step() -> None:
+        outputs, rows = model(batch()[0]), []
+        unit = torch.zeros_like(outputs)
+        for column in range(4):
+            changed = unit.data if is_hidden else unit
+            changed.zero_()
+            changed[:, column] = 1
+            rows.append(torch.autograd.grad(outputs, parameters, unit, retain_graph=True))
+        for parameter, *of_rows in zip(parameters, *rows, strict=True):
+            parameter.grad = torch.stack(of_rows).square().mean(0)
+        optimizer.step()
+
+    return step
+
+
+def gradient_of_each_sample() -> Step:
+    """Train a tabular policy with the gradients of each sample, many of which are equal."""
+    torch.manual_seed(0)
+    states, model = torch.eye(8)[:3], net(outputs=2)
+    parameters, optimizer = [*model.parameters()], torch.optim.SGD(model.parameters(), 1e-2)
+
+    def step() -> None:
+        scores = model(states[torch.arange(12) % 3]).log_softmax(1)[:, 0]
+        each = [torch.autograd.grad(score, parameters, retain_graph=True) for score in scores]
+        for parameter, *of_samples in zip(parameters, *each, strict=True):
+            parameter.grad = torch.stack(of_samples).square().mean(0)
+        optimizer.step()
+
+    return step
+
+
+def gradients_routed_by_hooks() -> Step:
+    """Differentiate one loss through some hidden features at a time, which a hook selects."""
+    torch.manual_seed(0)
+    first, second = net(outputs=32), nn.Linear(32, 4)
+    parameters, optimizer = [*first.parameters()], torch.optim.SGD(first.parameters(), 1e-2)
+
+    def step() -> None:
+        inputs, labels = batch()
+        hidden, groups = first(inputs), torch.arange(32) % 2
+        mask = torch.ones(32)
+        hidden.register_hook(lambda gradient: gradient * mask)
+        loss, gradients = functional.cross_entropy(second(hidden), labels), []
+        for group in range(2):
+            mask.copy_(groups == group)
+            gradients.append(torch.autograd.grad(loss, parameters, retain_graph=True))
+        for parameter, one, other in zip(parameters, *gradients, strict=True):
+            parameter.grad = one + 0.5 * other
+        optimizer.step()
+
+    return step
+
+
+def one_sum_per_input() -> Step:
+    """Take the derivative by each coordinate from a call of its own, each of which has its own sum."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
+    unused = nn.Parameter(torch.zeros(0, 3))
+    optimizer = AdamW([*model.parameters(), unused])
+
+    def step() -> None:
+        places = [torch.rand(64, 1, requires_grad=True) for _ in range(3)]
+        u = model(torch.cat(places, 1)) + unused.sum()
+        slopes = [gradient(u.sum(), each, unused)[0] for each in places]
+        update(optimizer, torch.stack(slopes).square().mean())
+
+    return step
+
+
 def one_call_per_input() -> Step:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
@@ -1236,6 +1320,7 @@ FAULTS: dict[str, tuple[Callable[[], Step], str]] = {  # name → (the loop, the
     "two_losses_of_two_calls": (two_losses_of_two_calls, "repeated-calls"),
     "one_call_per_derivative": (lambda: with_derivatives(one_call_per_derivative), "repeated-backward"),
     "one_call_per_input": (one_call_per_input, "repeated-backward"),
+    "one_sum_per_input": (one_sum_per_input, "repeated-backward"),
     "two_losses_with_two_passes": (two_losses_with_two_passes, "repeated-backward"),
     "first_layers_for_each_depth": (lambda: perceptual(sliced), "repeated-calls"),
     "first_layers_in_own_code": (lambda: perceptual(with_functions_between), "repeated-calls"),
@@ -1787,6 +1872,11 @@ SOUND: dict[str, Callable[[], Step]] = {
     "one_call_per_field": lambda: with_derivatives(one_call_per_field),
     "second_derivatives": lambda: with_derivatives(second_derivatives),
     "products_with_two_vectors": lambda: with_derivatives(products_with_two_vectors),
+    "derivatives_with_one_vector": lambda: rows_with_one_vector(is_hidden=False),
+    "derivatives_with_data_of_one_vector": lambda: rows_with_one_vector(is_hidden=True),
+    "derivatives_of_sums": lambda: with_derivatives(sums_along_axes),
+    "derivatives_of_each_sample": gradient_of_each_sample,
+    "derivatives_routed_by_hooks": gradients_routed_by_hooks,
     "gradient_of_each_loss": gradient_of_each_loss,
     "adversarial_examples": adversarial_examples,
     "generative_adversarial": generative_adversarial,
