@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import itertools
 import os
 import weakref
 from collections import Counter
@@ -48,17 +49,25 @@ from cs_systems.measure.recorder.writing import with_caveat
 from cs_systems.record import RunRecord
 
 # Another optimizer trains something else if it makes more steps than this after the first one's last step, and more
-# than the first one ever made; after the timed steps, more than it ever made between two steps of the first one. A
-# GAN's critic makes about five per step of the generator.
+# than the first one ever made; after the timed steps, as many as that one, as do folds of a cross-validation. If the
+# loop has ended, more than it ever made between two steps of the first one. A GAN's critic makes about five per step of
+# the generator.
 OTHER_TRAINING_STEPS = 8
 EAGER_STEPS = 4  # steps of an optimizer after which it is no compiled one, whose hooks run while it is being compiled
+
+
+class _Key(NamedTuple):
+    """Optimizer in counts, also after its end."""
+
+    name: str  # of its class
+    number: int  # in the order of the first steps
 
 
 class _Since(NamedTuple):
     """Step of another optimizer after the last step of the first one."""
 
     optimizer: weakref.ref[Optimizer]
-    name: str  # of the optimizer's class
+    key: _Key
     cut: Cut
     compilations: tuple[int, float]
     calls: Counter[Call]
@@ -117,9 +126,14 @@ class ScriptRecorder(Recorder):
         self._most_between = 1  # steps found between two steps of another optimizer
         self._since: list[_Since] = []
         self._most_since = 0  # steps of one other optimizer between two steps of the first one
+        self._between: weakref.WeakSet[Optimizer] = (
+            weakref.WeakSet()
+        )  # optimizers that stepped between two of its steps
+        self._keys: weakref.WeakKeyDictionary[Optimizer, _Key] = weakref.WeakKeyDictionary()
+        self._next_key = itertools.count()
         self._captures_step = False  # an optimizer stepped while a CUDA graph was being captured
         self._step_graphs: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._later, self._counting = Counter[str](), Observation()
+        self._later, self._counting = Counter[_Key](), Observation()
         self._recorded: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._found, self._finding = 0, Observation()
         self.records = []
@@ -272,12 +286,12 @@ class ScriptRecorder(Recorder):
     def _other_stepped(self, tracker: Tracker, optimizer: Optimizer) -> None:
         """Note the step of an optimizer other than the first; record it instead if it trains something else."""
         cut = tracker.timeline.cut()
-        name, compilations = type(optimizer).__name__, self._probes.compilations()
-        self._since.append(_Since(weakref.ref(optimizer), name, cut, compilations, tracker.calls))
+        key, compilations = self._key(optimizer), self._probes.compilations()
+        self._since.append(_Since(weakref.ref(optimizer), key, cut, compilations, tracker.calls))
         tracker.calls = Counter()
         steps = sum(each.optimizer() is optimizer for each in self._since)
         if not self._stages[0].is_timed:
-            if steps > max(OTHER_TRAINING_STEPS, self._most_since):
+            if steps >= max(OTHER_TRAINING_STEPS + 1, self._found):
                 self._soon(tracker, self._give_up)
         elif steps > max(OTHER_TRAINING_STEPS, self._found):
             self._follow(tracker, optimizer)
@@ -289,14 +303,27 @@ class ScriptRecorder(Recorder):
         self._begin_stage()
 
     def _count_as_later(self) -> None:
-        """Count the steps after the first optimizer's last one as those of later trainings, which are not recorded."""
-        later = {each for one in self._since if (each := one.optimizer()) is not None}
-        trained = {p for optimizer in later for p in parameters_of(optimizer)}
+        """Count the steps after the first optimizer's last one as those of later trainings, which are not recorded.
+
+        An optimizer that stepped between two of its steps, such as a GAN's critic, stays one of the loop.
+        """
+        later = {each for one in self._since if (each := one.optimizer()) is not None} - {*self._between}
         of = self._subject
-        of.models = [model for model in of.models if trained.isdisjoint(model.parameters())]
         of.optimizers = [optimizer for optimizer in of.optimizers if optimizer not in later]
-        self._later.update(each.name for each in self._since)
+        of_loop = {p for optimizer in of.optimizers for p in parameters_of(optimizer)}
+        trained = {p for optimizer in later for p in parameters_of(optimizer)} - of_loop
+        of.models = [model for model in of.models if trained.isdisjoint(model.parameters())]
+        self._later.update(self._steps_since())
         self._since.clear()
+
+    def _steps_since(self) -> Counter[_Key]:
+        """Return the number of steps of each other optimizer after the first one's last step."""
+        return Counter(each.key for each in self._since)
+
+    def _key(self, optimizer: Optimizer) -> _Key:
+        if optimizer not in self._keys:
+            self._keys[optimizer] = _Key(type(optimizer).__name__, next(self._next_key))
+        return self._keys[optimizer]
 
     def _follow(self, tracker: Tracker, optimizer: Optimizer) -> None:
         """Record the training of another optimizer, from its first step on, instead of the previous training."""
@@ -308,6 +335,7 @@ class ScriptRecorder(Recorder):
         of.optimizers = list(dict.fromkeys(optimizers))
         self._most_between = 1
         self._stepped_at.clear()
+        self._between.clear()
         self._begin_again()
         calls, steps = Counter[Call](), list[tuple[_Since, Counter[Call]]]()
         for each in self._since:
@@ -363,8 +391,8 @@ class ScriptRecorder(Recorder):
         if self._tracker is not None:
             self._count += 1
             if self._since:
-                steps = Counter(id(each.optimizer()) for each in self._since)
-                self._most_since = max(self._most_since, *steps.values())
+                self._most_since = max(self._most_since, *self._steps_since().values())
+                self._between.update(known for each in self._since if (known := each.optimizer()) is not None)
                 self._tracker.calls = sum((each.calls for each in self._since), self._tracker.calls)
                 self._since.clear()
             self._take(self._tracker)
@@ -393,7 +421,7 @@ class ScriptRecorder(Recorder):
             self._watch.step_ended()
             self._observers.step_later(optimizer)
         elif optimizer not in self._recorded:
-            self._later[type(optimizer).__name__] += 1
+            self._later[self._key(optimizer)] += 1
 
     def later_training(self) -> str | None:
         """Return a message with a remedy if another optimizer trained after the recorded steps, else None.
@@ -404,9 +432,13 @@ class ScriptRecorder(Recorder):
         if self._state == "new" and left and self.records:
             remedy = "name its loop with a Recorder if it does not"
             return f"the text of the script has words of a training, so {' and '.join(left)}; {remedy}"
-        if not self._later or max(self._later.values()) <= OTHER_TRAINING_STEPS:
+        trainings = Counter[str]()
+        for key, steps in self._later.items():
+            if steps > OTHER_TRAINING_STEPS:
+                trainings[key.name] += steps
+        if not trainings:
             return None
-        name, steps = self._later.most_common(1)[0]
+        name, steps = trainings.most_common(1)[0]
         remedy = (
             "to record that training, write `with cs_systems.Recorder(out='runs/mine') as recorder:` around its loop"
         )
@@ -415,7 +447,7 @@ class ScriptRecorder(Recorder):
     def close(self, error: BaseException | None = None) -> None:
         if self._state != "new" and self._tracker is not None:
             self._tracker.call_before_next()
-        if len(self._since) > max(OTHER_TRAINING_STEPS, self._most_since):
+        if max(self._steps_since().values(), default=0) > max(OTHER_TRAINING_STEPS, self._most_since):
             self._count_as_later()
         super().close(error)
         self._counting.close()

@@ -24,7 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from cs_systems.measure.recorder import Recorder, tracker
-from cs_systems.measure.recorder.unedited import OTHER_TRAINING_STEPS, ScriptRecorder
+from cs_systems.measure.recorder.subject import Subject
+from cs_systems.measure.recorder.unedited import ScriptRecorder
 from cs_systems.record import RunRecord, read_records
 from tests import forks
 
@@ -278,7 +279,7 @@ def test_second_training_after_the_recorded_steps_is_mentioned(tmp_path: Path) -
 
 @pytest.mark.parametrize("stacks", [True, False])
 def test_later_trainings_of_equal_length_are_mentioned_and_not_sampled(stacks: bool, tmp_path: Path) -> None:
-    """Several trainings, as of the folds of a cross-validation; the stack of the first is sampled until it ends."""
+    """Several trainings, as of the folds of a cross-validation; sampling ends when the second one is as long."""
     switching = []
     with recorded(tmp_path, profile="none", steps=6, stacks=stacks) as recorder:
         for optimizer in ("SGD", "AdamW", "AdamW", "AdamW"):
@@ -288,24 +289,100 @@ def test_later_trainings_of_equal_length_are_mentioned_and_not_sampled(stacks: b
     assert str(recorder.later_training()).startswith(
         "another optimizer, AdamW, stepped 60 times after the recorded steps; to record that training"
     )
-    assert all(switching[20 + OTHER_TRAINING_STEPS + 1 :]), "later steps are as fast as alone"
+    assert all(switching[41:]), "steps after the second training are as fast as alone"
 
 
-def test_critic_that_steps_as_often_as_before_is_no_later_training(tmp_path: Path) -> None:
-    critic, generator = (nn.Linear(4, 2) for _ in range(2))
-    of_critic = torch.optim.AdamW(critic.parameters())
-    of_generator = torch.optim.SGD(generator.parameters())
+def pair(name: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return a model and its optimizer."""
+    model = nn.Linear(4, 2)
+    return model, getattr(torch.optim, name)(model.parameters(), lr=1e-3)
 
-    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        model(torch.randn(3, 4)).square().mean().backward()
-        optimizer.step()
 
+def train_one_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.randn(3, 4)).square().mean().backward()
+    optimizer.step()
+
+
+Left = list[tuple[list[nn.Module], list[torch.optim.Optimizer]]]
+
+
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch) -> Left:
+    """Models and optimizers that each recording had at its end."""
+    found, forget = Left(), Subject.forget
+
+    def kept(of: Subject) -> None:
+        found.append(([*of.models], [*of.optimizers]))
+        forget(of)
+
+    monkeypatch.setattr(Subject, "forget", kept)
+    return found
+
+
+@pytest.mark.parametrize(("critics", "steps"), [(1, 10), (2, 5), (4, 3)])
+def test_critics_that_step_as_often_as_before_are_no_later_training(
+    critics: int, steps: int, left: Left, tmp_path: Path
+) -> None:
+    """Critics that begin after some steps; the last ones of them step after the generator's last step."""
+    generator, every = pair("SGD"), [pair("AdamW") for _ in range(critics)]
     with recorded(tmp_path, profile="none", steps=20, stacks=True) as recorder:
         for iteration in range(40):
-            step(generator, of_generator)
-            for _ in range(10 if iteration > 12 else 0):
-                step(critic, of_critic)
-    assert recorder.records[0].results["ran"][0]["optimizer"] == "SGD + AdamW"
+            train_one_step(*generator)
+            for _ in range(steps if iteration > 12 else 0):
+                for critic in every:
+                    train_one_step(*critic)
+        assert not recorder.done
+    assert recorder.records[0].results["ran"][0]["optimizer"] == " + ".join(["SGD", *["AdamW"] * critics])
+    assert recorder.later_training() is None
+    ((models, optimizers),) = left
+    assert len(models) == len(optimizers) == critics + 1
+
+
+def test_critic_that_steps_often_at_the_end_stays_one_of_the_loop(left: Left, tmp_path: Path) -> None:
+    generator, critic = pair("SGD"), pair("AdamW")
+    with recorded(tmp_path, profile="none", steps=20, stacks=True) as recorder:
+        for _ in range(40):
+            train_one_step(*generator)
+            train_one_step(*critic)
+        for _ in range(20):
+            train_one_step(*critic)
+    ((models, optimizers),) = left
+    assert ({*models}, optimizers) == ({generator[0], critic[0]}, [generator[1], critic[1]])
+    assert str(recorder.later_training()).startswith("another optimizer, AdamW, stepped 21 times after the recorded")
+
+
+def test_short_training_of_a_probe_in_between_does_not_end_the_sampling(tmp_path: Path) -> None:
+    """Linear probe that is made anew and trained in every 25th step, the first time after the timed steps."""
+    model = pair("SGD")
+    with recorded(tmp_path, profile="none", steps=20, stacks=True) as recorder:
+        for step in range(60):
+            train_one_step(*model)
+            if step % 25 == 24:
+                probe = pair("AdamW")
+                for _ in range(20):
+                    train_one_step(*probe)
+        assert not recorder.done
+    assert recorder.later_training() is None
+
+
+def test_training_of_the_same_model_by_another_optimizer_leaves_the_model_in_the_record(
+    left: Left, tmp_path: Path
+) -> None:
+    model, optimizer = pair("SGD")
+    finer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    with recorded(tmp_path, profile="none", steps=6, stacks=True) as recorder:
+        for each in (optimizer, finer):
+            for _ in range(20):
+                train_one_step(model, each)
+    assert left == [([model], [optimizer])]
+    assert str(recorder.later_training()).startswith("another optimizer, AdamW, stepped 20 times after the recorded")
+
+
+def test_many_optimizers_of_a_class_that_step_rarely_are_no_later_training(tmp_path: Path) -> None:
+    with recorded(tmp_path, profile="none", steps=6, stacks=False) as recorder:
+        train(12, optimizer="SGD")
+        for _ in range(5):
+            train(4, optimizer="AdamW")
     assert recorder.later_training() is None
 
 
