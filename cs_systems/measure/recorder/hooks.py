@@ -390,12 +390,19 @@ def _iterates(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     return INPUT
 
 
+def _takes_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Note that an iterator with workers gives a batch."""
+    if _tracker is not None and getattr(args[0], "_num_workers", 0) > 0:
+        _tracker.has_workers = True
+    return INPUT
+
+
 _GradScaler = torch.amp.grad_scaler.GradScaler
 # all attributes that are replaced while a loop is recorded: (owner, attribute, phase by its arguments). Functions that
 # callers may have imported by name are replaced one level lower, where torch itself looks them up at each call.
 _PATCHES: tuple[tuple[Any, str, Tells], ...] = (
     (dataloader.DataLoader, "__iter__", _iterates),
-    (dataloader._BaseDataLoaderIter, "__next__", _always(INPUT)),
+    (dataloader._BaseDataLoaderIter, "__next__", _takes_batch),
 )
 _OF_TRAINING: tuple[tuple[Any, str, Tells], ...] = (
     (torch.autograd, "_engine_run_backward", _always(BACKWARD)),

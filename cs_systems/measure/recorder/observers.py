@@ -78,7 +78,8 @@ class Found(NamedTuple):
 class Timing(NamedTuple):
     """Phases of the timed steps: the median of each and all its times, and the elements of the models' inputs.
 
-    sizes: the elements of the inputs in each step. calls: the number of calls of the models in each step.
+    sizes: the elements of the inputs in each step. calls: the number of calls of the models in each step. has_workers:
+    a data loader with workers gave batches.
     """
 
     phases_s: dict[str, float]
@@ -86,6 +87,7 @@ class Timing(NamedTuple):
     elements: float | None
     sizes: Sequence[int] = ()
     calls: Sequence[int] = ()
+    has_workers: bool = False
 
 
 class Observer(Guest):

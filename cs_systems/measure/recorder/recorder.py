@@ -207,7 +207,8 @@ class Recorder(Recording):
         names = own.measurement.phase_names()
         phases_s = {name: own.measurement.median_s(name) or 0.0 for name in names}
         all_s = {name: own.measurement.durations_s(name) for name in names}
-        tables = self._observers.tables(Timing(phases_s, all_s, self._elements, self._sizes, self._call_numbers))
+        of_models = self._elements, self._sizes, self._call_numbers
+        tables = self._observers.tables(Timing(phases_s, all_s, *of_models, self._has_workers))
         if OWN_PYTHON.name not in tables:
             tables = {**tables, **UNSAMPLED.filled([self._why_unsampled()])}
         self._writer.add(tables)

@@ -114,6 +114,7 @@ class Recording:
         self._elements: float | None = None
         self._sizes: list[int] = []
         self._call_numbers: list[int] = []
+        self._has_workers = False  # a data loader with workers gave batches
         self._probes, self._updates = Probes(device), Updates()
         self._tools = self._watched_tools()
         # tools of the program: the one that this stage waits for, and those that slow its timed steps
@@ -339,6 +340,7 @@ class Recording:
                 self._elements = elements([taken.size for taken in self._timed])
                 self._sizes = sizes([taken.size for taken in self._timed])
                 self._call_numbers = [taken.size.calls.total() for taken in self._timed]
+                self._has_workers = self._tracker is not None and self._tracker.has_workers
             if ended is None and not any(later.is_recorded for later in self._stages):
                 record = self._with_experiments(record)
             self._writer.publish(record, stage, AFTER_FAILURE_S if error is not None else self._patience_s)

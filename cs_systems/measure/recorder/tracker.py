@@ -68,6 +68,7 @@ class Tracker(Guest):
         seen: all phases that have begun so far.
         calls: the number of calls of the models in this step by the result of `call_of`.
         iterators: the number of iterators that data loaders began in this step.
+        has_workers: a data loader with workers has given a batch so far.
         has_ranges: each phase is also a range of the active profiler.
         distinguishes_gradients: a forward pass that autograd does not record has a name of its own in samples of the
             stack.
@@ -96,6 +97,7 @@ class Tracker(Guest):
         self.seen: set[str] = set()
         self.calls: Counter[Call] = Counter()
         self.iterators = 0
+        self.has_workers = False
         self.before_next: Callable[[], object] | None = None
         self.observers = Observers()
         self.distinguishes_gradients = True

@@ -67,8 +67,9 @@ BUSIER = 0.1  # rise of the share of the cores that other programs use
 BY_OTHERS = 2.5  # times that they may make a step longer, through caches and cores that are shared
 MOST_BY_OTHERS = 3.5  # the same where they become busier and busier; 2.7 was seen
 STEPS_WITH_SUMS = 3  # most sampled steps in which running totals are looked for
-FEWEST_WITH_INPUT = 60  # steps that show growth of the input; the first ones take batches that wait already
+FEWEST_WITH_WORKERS = 60  # steps that show growth of the input; the first ones take batches that wait already
 NEAR = 10  # number of steps on each side that show how much longer sampling makes a step
+SHORT_S = 0.005  # longest step that sampling may make notably longer
 LEAST_S = 1e-7  # a shorter step has only waited
 
 
@@ -312,7 +313,7 @@ class Watch(Observer):
         alone = [n for n in range(len(durations_s)) if n not in self._profiled]
         compiling = {position for position, n in enumerate(alone) if n in self._compiling}
         sampled = {position for position, n in enumerate(alone) if n in self.all_sampled}
-        longer = self._longer([(n, durations_s[n]) for n in alone if n not in self._compiling])
+        longer = self._longer_by_sampling([(n, durations_s[n]) for n in alone if n not in self._compiling])
         whole: list[LoopTimeRow] = whole_loop_time([durations_s[n] for n in alone], compiling, sampled, longer)
         kinds = self._kinds()
         by_step = [*self._sampler.samples]
@@ -353,7 +354,7 @@ class Watch(Observer):
             grown = [*self._memory_growth()]
             is_by_inputs = not self.is_inference and follows_inputs([*enumerate(timing.sizes, self._sized_at)])
             if not varies(timing.calls, timing.sizes) and not is_by_inputs:
-                grown += self._time_growth(kinds[0], timing.all_s)
+                grown += self._time_growth(kinds[0], timing.all_s, timing.has_workers)
             if self.is_inference:
                 grown = [{**row, "is_inference": True} for row in grown]
             made |= found.GROWTH.filled(grown) if grown else {}
@@ -442,7 +443,9 @@ class Watch(Observer):
             if is_kept or self._memory.grows_in_use(FEWEST_STEPS, growth.last - growth.first):
                 yield _growth_row(quantity, growth, self._kept, None)
 
-    def _time_growth(self, usual: StepKind, phases: Mapping[str, Sequence[float]]) -> Iterator[found.GrowthRow]:
+    def _time_growth(
+        self, usual: StepKind, phases: Mapping[str, Sequence[float]], has_workers: bool = False
+    ) -> Iterator[found.GrowthRow]:
         if not self._device.is_cuda and is_of_machine(phases):
             return
         worked_s = self._worked_s()
@@ -453,7 +456,7 @@ class Watch(Observer):
         rises = _rises(phases)
         if (growth := next(filter(None, tried), None)) is not None:
             waits = 2 * rises.get(INPUT, 0.0) > sum(rise for rise in rises.values() if rise > 0)
-            if not waits or growth.steps >= FEWEST_WITH_INPUT:
+            if not (waits and has_workers) or growth.steps >= FEWEST_WITH_WORKERS:
                 yield _growth_row("step time", growth, None, _clearest(rises, growth.per_step))
         elif (of_other := self._slower(time_growth([*enumerate(phases.get(found.OTHER, ()))]))) is not None:
             yield _growth_row(found.IN_NO_PHASE, of_other, None, found.OTHER)
@@ -468,6 +471,20 @@ class Watch(Observer):
         before = [time_s for n, time_s in times if n < self.all_sampled.start][-NEAR:]
         sampled = [time_s for n, time_s in times if n in self.all_sampled][:NEAR]
         return max(1.0, median(sampled) / median(before)) if before and sampled and median(before) else 1.0
+
+    def _longer_by_sampling(self, times: Sequence[tuple[int, float]]) -> float:
+        """Return how many times as long as the steps on both sides the sampled ones are, if steps are short; else 1.
+
+        If the steps after the sampling last as long, or steps are not short, the reason is another one, such as longer
+        batches.
+        """
+        before = [time_s for n, time_s in times if n < self.all_sampled.start][-NEAR:]
+        after = [time_s for n, time_s in times if n >= self.all_sampled.stop][:NEAR]
+        sampled = [time_s for n, time_s in times if n in self.all_sampled]
+        if not before or not sampled:
+            return 1.0
+        usual_s = max(median(each) for each in (before, after) if each)
+        return max(1.0, median(sampled) / usual_s) if 0 < usual_s <= SHORT_S else 1.0
 
     def _slower(self, growth: Growth | None) -> Growth | None:
         """Return the growth unless other programs, which have become busier, may be its cause."""

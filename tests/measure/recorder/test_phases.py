@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from cs_systems import Recorder
 from cs_systems.measure.recorder import hooks
@@ -55,6 +56,19 @@ def test_time_between_steps_is_input_without_a_data_loader(tmp_path: Path) -> No
                 loss_of(model, batch).backward()
     assert "input" in measured(recorder).phase_names()
     assert "between" not in measured(recorder).phase_names()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_workers_of_a_data_loader_are_noted(workers: int, tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(torch.randn(24, 4), batch_size=4, num_workers=workers)  # type: ignore[arg-type]
+    with Recorder(model, optimizer, out=tmp_path, warmup=1, steps=3, profile="none", device="cpu") as recorder:
+        for batch in loader:
+            with recorder.step():
+                model(batch).sum().backward()
+                optimizer.step()
+    assert recorder._has_workers == bool(workers)
 
 
 def test_time_after_forward_does_not_count_as_loss_without_backward(tmp_path: Path) -> None:

@@ -409,16 +409,40 @@ def test_sampling_that_makes_short_steps_longer_and_longer_is_no_growth(per_step
 
 
 @pytest.mark.parametrize(
-    ("phase", "steps", "is_growth"), [("input", 30, False), ("input", 80, True), ("loss", 30, True)]
+    ("phase", "steps", "has_workers", "is_growth"),
+    [("input", 30, True, False), ("input", 80, True, True), ("input", 30, False, True), ("loss", 30, True, True)],
 )
-def test_few_steps_show_no_growth_of_the_input(phase: str, steps: int, is_growth: bool) -> None:
+def test_few_steps_with_workers_show_no_growth_of_the_input(
+    phase: str, steps: int, has_workers: bool, is_growth: bool
+) -> None:
     """Workers of a data loader have the first batches ready, so that later steps wait longer."""
     watch = Watch(resolve("cpu"), lambda: None)
     try:
         watch.durations_s = [0.01 + 0.001 * n for n in range(steps)]
         phases = {phase: [0.001 * n for n in range(steps)], "forward": [0.01] * steps}
-        found = [*watch._time_growth(StepKind(tuple(range(steps)), 0.03, 1.0, None), phases)]
+        found = [*watch._time_growth(StepKind(tuple(range(steps)), 0.03, 1.0, None), phases, has_workers)]
         assert bool(found) == is_growth
+    finally:
+        watch.close()
+
+
+@pytest.mark.parametrize(
+    ("times_s", "sampled", "steps"),
+    [
+        ([0.002] * 25 + [0.004] * 20 + [0.002] * 15, range(25, 45), 20),
+        ([0.002] * 25 + [0.004] * 35, range(25, 60), 35),
+        ([0.002] * 25 + [0.004] * 35, range(25, 45), 0),  # longer batches from this step on
+        ([0.05] * 25 + [0.1] * 35, range(25, 60), 0),
+        ([0.2 if n % 2 else 0.35 for n in range(34)], range(24, 27), 0),
+    ],
+)
+def test_only_short_steps_are_longer_by_sampling(times_s: list[float], sampled: range, steps: int) -> None:
+    """Longer steps, or steps that stay longer afterwards, have another reason, such as the lengths of batches."""
+    watch = Watch(resolve("cpu"), lambda: None)
+    try:
+        watch.durations_s, watch._cpu_s, watch.all_sampled = times_s, times_s, sampled
+        rows = WHOLE_LOOP.of(watch.tables(Timing({}, {}, None), {}))
+        assert [row["steps"] for row in rows if row["kind"] == "sampled"] == [steps] * bool(steps)
     finally:
         watch.close()
 
