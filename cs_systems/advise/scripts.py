@@ -269,6 +269,11 @@ def git_status(records: Path) -> frozenset[str] | None:
     return frozenset(done.stdout.splitlines()) if done.returncode == 0 else None
 
 
+def changed_files(before: frozenset[str] | None, after: frozenset[str] | None) -> list[str]:
+    """Return the files that git's status lists differently, also deleted untracked ones; [] if unknown."""
+    return [] if before is None or after is None else sorted({line[3:] for line in before ^ after})
+
+
 def _files(folder: Path) -> list[Path]:
     """Return the files below a folder, and the links to files and folders."""
     found = []

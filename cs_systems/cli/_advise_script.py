@@ -45,7 +45,7 @@ def searched(asked: Asked) -> int:
     from cs_systems.advise import cells
     from cs_systems.advise.lever import ScriptPlan, Situation, all_levers
     from cs_systems.advise.ranks import split
-    from cs_systems.advise.scripts import ScriptBench, git_status
+    from cs_systems.advise.scripts import ScriptBench, changed_files, git_status
     from cs_systems.advise.search import Search, Unmeasurable
     from cs_systems.advise.sources import sources
     from cs_systems.cli._advice import announce, say
@@ -100,8 +100,8 @@ def searched(asked: Asked) -> int:
         return failed(f"the script cannot be measured as it is: {reason}", EXIT_NOTHING)
     finally:
         bench.close()
-        if changed := (git_status(folder) or frozenset()) - (before or frozenset()):
-            say(f"the script itself changed files of this repository: {' '.join(' '.join(sorted(changed)).split())}")
+        if changed := changed_files(before, git_status(folder)):
+            say(f"the script itself changed files of this repository: {' '.join(changed)}")
     return 0
 
 

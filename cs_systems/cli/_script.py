@@ -135,7 +135,7 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
 
     def leave_line() -> None:
         if os.getpid() == process and any(recorder.records for recorder in recorders):
-            print(f"cs-systems: the script ended; records: {out}/records.jsonl", file=sys.stderr)
+            _print(f"cs-systems: the script ended; records: {out}/records.jsonl")
 
     _watch_ends(leave, leave_line)
     failed: BaseException | None = None
@@ -153,8 +153,13 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
         failed, status = _printed_from_script(error), EXIT_INTERRUPTED
         raise
     finally:
-        sys.stdout.flush()
+        _flush_output()
         leave(status, failed)
+
+
+def _flush_output() -> None:
+    with suppress(Exception):  # the script may have closed or replaced standard output
+        sys.stdout.flush()
 
 
 @contextmanager
@@ -287,6 +292,8 @@ def conclude(records: list[Any], out: str, why: str, script: Sequence[str] = (),
 
     why: the reason if there are no records, from `why_nothing`. script: the script and its arguments.
     """
+    if sys.stderr is None:  # by the script
+        return
     if form.format == "json":
         _print_document(records, out, why, form.status)
         return
@@ -316,7 +323,7 @@ def conclude(records: list[Any], out: str, why: str, script: Sequence[str] = (),
     started = [] if script[:1] in ([], ["-m"]) else as_started(script)
     if started and (words := try_command(answer, script=started, record=records[0])):
         text_of_all += f"\n{labelled_command('advise:', words, text_width(width))}"
-    print(encodable(text_of_all, sys.stderr), file=sys.stderr)
+    _print(text_of_all)
     print_whole_loop(records)
 
 
@@ -331,7 +338,7 @@ def _print_document(records: list[Any], out: str, why: str, status: int) -> None
         text = document.document(pieces + document.note(f"records: {out}/records.jsonl"))
     else:
         text = document.error(f"nothing was recorded, because {why}", status)
-    print(encodable(text, sys.stderr), end="", file=sys.stderr)
+    _print(text, end="")
 
 
 def as_started(script: Sequence[str]) -> list[str]:
@@ -351,12 +358,18 @@ def print_whole_loop(records: Sequence[Any]) -> None:
     rows = next(filter(None, (WHOLE_LOOP.of(record.results) for record in records)), ())
     if sum(row["steps"] for row in rows) < max(2 * FEWEST_AT_A_DISTANCE, 1.5 * recorded):
         return
-    print(encodable(_filled(f"whole loop: {sentence(rows)}"), sys.stderr), file=sys.stderr)
+    _print(_filled(f"whole loop: {sentence(rows)}"))
 
 
 def _tell(message: str) -> None:
     """Print a message of this package to standard error."""
-    print(_filled(f"cs-systems: {message}"), file=sys.stderr)
+    _print(_filled(f"cs-systems: {message}"))
+
+
+def _print(text: str, end: str = "\n") -> None:
+    """Print to standard error, unless the script has set it to None: `print` would use standard output instead."""
+    if sys.stderr is not None:
+        print(encodable(text, sys.stderr), end=end, file=sys.stderr)
 
 
 def _filled(text: str) -> str:

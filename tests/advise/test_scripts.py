@@ -17,7 +17,7 @@ from cs_systems.advise.lever import Changes, Proposal, ScriptPlan, Situation, al
 from cs_systems.advise.levers import no_sync
 from cs_systems.advise.levers.data_loader import WORKERS
 from cs_systems.advise.ranks import split
-from cs_systems.advise.scripts import ScriptBench, git_status
+from cs_systems.advise.scripts import ScriptBench, changed_files, git_status
 from cs_systems.advise.sources import Source, diff, shown_name, sources
 from cs_systems.analysis.diagnosis import Answer as DiagnosisAnswer
 from cs_systems.analysis.diagnosis import Diagnosis
@@ -154,6 +154,22 @@ def test_status_of_git_leaves_out_the_folder_of_the_records(tmp_path: Path, monk
         assert git_status(records) == {"?? train.py", "?? new.txt"}
     assert before == {"?? train.py"}
     assert git_status(tmp_path.parent) == {"?? train.py", "?? new.txt", "?? out/"}
+
+
+def test_new_and_deleted_and_edited_files_are_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    subprocess.run(["git", "init", "-q"], check=True)
+    for name in ("kept.txt", "deleted.txt", "staged.txt"):
+        Path(name).write_text("before")
+    subprocess.run(["git", "add", "staged.txt"], check=True)
+    before = git_status(Path("out"))
+    assert changed_files(before, git_status(Path("out"))) == []
+    Path("new file.txt").touch()
+    Path("staged.txt").write_text("after")
+    Path("deleted.txt").unlink()
+    changed = changed_files(before, git_status(Path("out")))
+    assert changed == ['"new file.txt"', "deleted.txt", "staged.txt"]
+    assert changed_files(None, before) == changed_files(before, None) == []
 
 
 def test_a_diff_can_be_applied(tmp_path: Path) -> None:

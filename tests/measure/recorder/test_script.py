@@ -341,8 +341,15 @@ class Both:
         (f"{STREAM}sys.stdout, sys.stderr = Both(sys.stdout), Both(sys.stderr)\ntrain()\n", True),
         ("train()\nsys.stdout.flush()\nsys.stderr.close()\n", False),
         ("thread = threading.Thread(target=train)\nthread.start()\nthread.join()\n", True),
+        ("train()\nsys.stdout.close()\n", True),
+        ("train()\nsys.stdout = None\n", True),
+        ("train()\nsys.stdout.flush()\nsys.stderr = None\n", False),
+        ("train()\nsys.stdout.flush()\nsys.stdout = sys.stderr = None\n", False),
     ],
-    ids=["own class of stream", "closed stream", "trained in another thread"],
+    ids=[
+        *("own class of stream", "closed stream", "trained in another thread", "closed output", "no output"),
+        *("no standard error", "no stream"),
+    ],
 )
 def test_script_keeps_its_exit_status_whatever_it_does_to_streams_and_threads(
     program: str, is_reported: bool, tmp_path: Path
@@ -351,6 +358,7 @@ def test_script_keeps_its_exit_status_whatever_it_does_to_streams_and_threads(
     assert (done.returncode, record.status) == (0, "ok"), done.stderr
     assert "Traceback" not in done.stderr
     assert ("loop script on" in done.stderr) == is_reported
+    assert "loop script on" not in done.stdout
 
 
 def test_records_are_in_the_folder_that_was_named_before_the_script_left_it(
