@@ -20,6 +20,7 @@ from cs_systems.measure.recorder.stacks import own_lines, place_of
 MOST_STEPS = 2  # of each period
 MOST_CALLS = 200  # in a step that is observed
 MOST_BYTES = 32 << 20  # of the copies that are kept until the next update
+OPERATOR_S = 10e-6  # of each operator's backward, however small it is
 SHARED = 0.5  # least share of a call's work in operators that an earlier call went through
 # entries in the metadata of nodes, so that no graph is kept that the program drops: the node's identity, and the share
 # of its work that is repeated
@@ -75,7 +76,7 @@ class SameDerivatives(FewSteps):
         if any(type(tensor) not in (Tensor, Parameter) or _is_wrapped(tensor) for tensor in given):
             return
         inputs = each.inputs or leaves_below(each.roots)
-        nodes_s = costs_of_nodes(each.roots, inputs)
+        nodes_s = {node: OPERATOR_S + cost_s for node, cost_s in costs_of_nodes(each.roots, inputs).items()}
         total_s = sum(nodes_s.values())
         # of derivatives that were made again, their own backward is repeated too
         again_s = sum(cost_s * _marked(node) for node, cost_s in nodes_s.items()) if self._has_marks else 0.0
