@@ -130,10 +130,20 @@ def costs_by_operator(roots: Any, leaves: Iterable[Tensor]) -> dict[int, float]:
     return costs
 
 
-def costs_of_nodes(roots: Any, leaves: Iterable[Tensor]) -> dict[Any, float]:
-    """Return the same limit of each operator's node."""
-    nodes = leading_to(roots, leaves)
-    return {node: _arithmetic_s(node, _widest(following)) for node, following in nodes if _is_operator(node)}
+def costs_of_gradients(roots: Any, leaves: Iterable[Tensor]) -> dict[tuple[Any, int], float]:
+    """Return the same limit of each gradient that leads to the leaves, by the operator's node and the operand's place.
+
+    A product computes the gradient of each operand by itself; other operators are counted once, at place 0.
+    """
+    costs: dict[tuple[Any, int], float] = {}
+    leads = set[Any]()
+    for node, following in leading_to(roots, leaves):
+        leads.add(node)
+        if _is_operator(node):
+            places = [place for place, each in enumerate(following) if each in leads and not _is_vector(each)]
+            for place in places if is_product(node) and places else [0]:
+                costs[node, place] = _arithmetic_s(node, _widest(following))
+    return costs
 
 
 def leading_to(roots: Any, leaves: Iterable[Tensor]) -> Iterator[tuple[Any, list[Any]]]:

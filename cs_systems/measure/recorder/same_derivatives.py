@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from cs_systems.analysis.comparison.loop_findings import SAME_DERIVATIVES
-from cs_systems.measure.recorder.graph_size import costs_of_nodes, leaves_below
+from cs_systems.measure.recorder.graph_size import costs_of_gradients, leaves_below
 from cs_systems.measure.recorder.observers import EnginePass, FewSteps
 from cs_systems.measure.recorder.stacks import own_lines, place_of
 
@@ -21,7 +21,7 @@ MOST_STEPS = 2  # of each period
 MOST_CALLS = 200  # in a step that is observed
 MOST_BYTES = 32 << 20  # of the copies that are kept until the next update
 OPERATOR_S = 10e-6  # of each operator's backward, however small it is
-SHARED = 0.5  # least share of a call's work in operators that an earlier call went through
+SHARED = 0.2  # least share of a call's work that an earlier call did
 # entries in the metadata of nodes, so that no graph is kept that the program drops: the node's identity, and the share
 # of its work that is repeated
 _IDENTITY, _SHARE = "cs_systems.identity", "cs_systems.share"
@@ -34,7 +34,7 @@ _LINEAR = re.compile(
 
 
 class _Call(NamedTuple):
-    """Call of autograd.grad: its outputs, its arguments and results, and the costs of the operators by their numbers.
+    """Call of autograd.grad: its outputs, its arguments and results, and the costs by the operators' numbers.
 
     outputs: a description of each root, equal for equal roots. weights, gradients: copies, the latter None if they are
     large or sparse.
@@ -44,7 +44,7 @@ class _Call(NamedTuple):
     weights: Sequence[Tensor | None]
     inputs: Sequence[ref[Tensor]]
     gradients: Sequence[Tensor | None] | None
-    costs: dict[int, float]
+    costs: dict[tuple[int, int], float]
 
 
 class SameDerivatives(FewSteps):
@@ -76,19 +76,21 @@ class SameDerivatives(FewSteps):
         if any(type(tensor) not in (Tensor, Parameter) or _is_wrapped(tensor) for tensor in given):
             return
         inputs = each.inputs or leaves_below(each.roots)
-        nodes_s = {node: OPERATOR_S + cost_s for node, cost_s in costs_of_nodes(each.roots, inputs).items()}
-        total_s = sum(nodes_s.values())
+        costs = {key: OPERATOR_S + cost_s for key, cost_s in costs_of_gradients(each.roots, inputs).items()}
+        total_s = sum(costs.values())
         # of derivatives that were made again, their own backward is repeated too
-        again_s = sum(cost_s * _marked(node) for node, cost_s in nodes_s.items()) if self._has_marks else 0.0
+        again_s = sum(cost_s * _marked(node) for (node, _), cost_s in costs.items()) if self._has_marks else 0.0
         if each.gradients:
             self._calls_here += 1
-            shared = self._share_again(each, {node._sequence_nr(): cost_s for node, cost_s in nodes_s.items()})
+            shared = self._share_again(
+                each, {(node._sequence_nr(), place): costs[node, place] for node, place in costs}
+            )
             if shared >= SHARED:
                 again_s = max(again_s, shared * total_s)
                 self._again_here += 1
                 self._has_marks = True
                 made = [gradient for gradient in each.gradients if gradient is not None]
-                for node in costs_of_nodes(made, each.inputs).keys() - nodes_s.keys():
+                for node, _ in costs_of_gradients(made, each.inputs).keys() - costs.keys():
                     node.metadata[_SHARE] = shared
                 line = own_lines(sys._getframe(1))[1]
                 self._place = place_of(line) if line else self._place
@@ -97,7 +99,7 @@ class SameDerivatives(FewSteps):
         self._again_here_s += again_s
         self._total_here_s += total_s
 
-    def _share_again(self, each: EnginePass, costs: dict[int, float]) -> float:
+    def _share_again(self, each: EnginePass, costs: dict[tuple[int, int], float]) -> float:
         """Return the share of a call's work that an earlier one did for the same outputs, and remember the call."""
         outputs = tuple(map(_description, each.roots))
         weights = None if None in outputs else self._copies(each.weights)
