@@ -18,7 +18,6 @@ CASE = {
         "start-up",
         "padding",
         "no-update",
-        "repeated-backward",
         "dense-gradient",
     ],
     "healthy": False,
