@@ -64,6 +64,8 @@ class Recorded(TorchDispatchMode):
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         pointer = storage.data_ptr()
+        if pointer in self._alive and self._alive[pointer].expired():  # an operator freed it, and was given its memory
+            self._free(pointer)
         if storage.nbytes() and pointer not in self.addresses:
             self.addresses[pointer] = self.allocator.alloc(storage.nbytes(), self._frames)
             self._alive[pointer] = StorageWeakRef(storage)
@@ -71,8 +73,11 @@ class Recorded(TorchDispatchMode):
     def sweep(self) -> None:
         """Free the storages that PyTorch freed since the operator before."""
         for pointer in [p for p, storage in self._alive.items() if storage.expired()]:
-            del self._alive[pointer]
-            self.allocator.free(self.addresses.pop(pointer), self._frames)
+            self._free(pointer)
+
+    def _free(self, pointer: int) -> None:
+        del self._alive[pointer]
+        self.allocator.free(self.addresses.pop(pointer), self._frames)
 
     def of(self, tensors: Iterable[torch.Tensor]) -> set[int]:
         return {self.addresses[t.untyped_storage().data_ptr()] for t in tensors}
