@@ -83,7 +83,7 @@ def searched(asked: Asked) -> int:
     before = git_status(folder)
     recorder = {"name": titles(words)[1], "stop": True, "profile": "none"}
     options = recorder | {"warmup": asked.warmup, "steps": asked.steps}
-    command = partial(_command, launcher)
+    command = partial(recording_command, launcher)
     bench = ScriptBench(
         words, every, folder, command, options, asked.budget_s, sources=files, may_fork=not launcher and MAY_FORK
     )
@@ -105,7 +105,7 @@ def searched(asked: Asked) -> int:
     return 0
 
 
-def _command(launcher: Sequence[str], options: Mapping[str, Any], words: Sequence[str]) -> list[str]:
+def recording_command(launcher: Sequence[str], options: Mapping[str, Any], words: Sequence[str]) -> list[str]:
     """Return the command that records a script, once or as the ranks of a launcher."""
     from cs_systems.measure.runtime.program import script_command
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -29,18 +28,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from advised_faults import ENVIRONMENT, place
+from advised_faults import ENVIRONMENT, copy_to, launcher_of, place
 
 from cs_systems.advise.cells import machine
-from cs_systems.advise.judge import Judgement
 from cs_systems.advise.lever import ScriptPlan, Situation, all_levers
 from cs_systems.advise.ranks import split
 from cs_systems.advise.scripts import ScriptBench
 from cs_systems.advise.search import Search
 from cs_systems.advise.sources import sources
-from cs_systems.cli._advise_script import MAY_FORK
+from cs_systems.cli._advise_script import MAY_FORK, recording_command
 from cs_systems.cli._options import parse_seconds
-from cs_systems.measure.runtime.program import script_command
 
 ROOT = Path(__file__).parents[2]
 PRINTED = ROOT / "profiles" / "diagnosis_truth" / "advised.json"
@@ -83,23 +80,16 @@ def measured(row: Mapping[str, Any], budget_s: float) -> Again:
     program, kept = row["program"], (*row["kept"],)
     again = partial(Again, program, kept, row["gain"], row["low"], row["high"])
     original = place(program)
-    launcher = ["torchrun", "--standalone", "--nproc-per-node", "2"] if original.parent.name == "ranks" else []
-    of_launcher, words = split([*launcher, f"{program}.py"])
-
-    def command(options: Mapping[str, Any], words: Sequence[str]) -> list[str]:
-        of_script = script_command(options, words)
-        return [*of_launcher, *of_script[1:]] if of_launcher else of_script
-
+    launcher, words = split([*launcher_of(original), f"{program}.py"])
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
-        for file in (original, *original.parent.glob("_*.py")):
-            shutil.copy(file, folder)
+        copy_to(folder, original)
         files = sources(Path(words[0]))
         recorder = {"name": program, "stop": True, "profile": "none", "warmup": WARMUP, "steps": STEPS}
         bench = ScriptBench(
             words,
             all_levers(),
             Path("out"),
-            command,
+            partial(recording_command, launcher),
             recorder,
             budget_s,
             sources=files,
@@ -111,20 +101,15 @@ def measured(row: Mapping[str, Any], budget_s: float) -> Again:
             texts=tuple(each.text for each in files),
             has_ranks=bool(launcher),
         )
+        search = Search(situation, bench.levers, bench)
         try:
-            found, pairs = _compared(Search(situation, bench.levers, bench), ScriptPlan(kept))
+            found = search.compared_with_start(ScriptPlan(kept))
         finally:
             bench.close()
     if found is None:
         return again(reason="a process failed")
     low, high = (1 / end if end else None for end in (found.high, found.low))
-    return again(1 / found.ratio, low, high, pairs)
-
-
-def _compared(search: Search, plan: ScriptPlan) -> tuple[Judgement | None, int]:
-    """Return the judgement of a plan compared with the start, and the number of pairs."""
-    found = search.compared_with_start(plan)
-    return found, sum(len(compared.pairs) for compared in search.comparisons)
+    return again(1 / found.ratio, low, high, sum(len(compared.pairs) for compared in search.comparisons))
 
 
 def of_answers(earlier: Path, later: Path) -> list[Again]:
@@ -166,6 +151,11 @@ def table(rows: Sequence[Again]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def keep(rows: Sequence[Again], file: Path | None) -> None:
+    if file:
+        file.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--programs", nargs="+", help="names of programs; by default all with a kept change")
@@ -187,10 +177,8 @@ def main() -> None:
         for name in args.programs or printed:
             rows.append(measured(printed[name], parse_seconds(args.budget, "--budget")))
             print(rows[-1], rows[-1].verdict, file=sys.stderr, flush=True)
-            if args.json:
-                args.json.resolve().write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    elif args.json:
-        args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+            keep(rows, args.json)
+    keep(rows, args.json)
     if args.output:
         args.output.write_text(table(rows))
 

@@ -111,15 +111,25 @@ def place(program: str) -> Path:
     return next(file for kind in ("loops", "ranks", "gpu") if (file := FAULTS / kind / f"{program}.py").exists())
 
 
+def copy_to(folder: str, original: Path) -> None:
+    """Copy the file of a program, and the modules that it shares with others, into a folder."""
+    for file in (original, *original.parent.glob("_*.py")):
+        shutil.copy(file, folder)
+
+
+def launcher_of(original: Path) -> list[str]:
+    """Return the words that start the ranks of a program; none if it is one process."""
+    return ["torchrun", "--standalone", "--nproc-per-node", "2"] if original.parent.name == "ranks" else []
+
+
 def search(program: str, budget: str, cores: list[int], save: Path | None) -> Searched:
     """Search a program on these cores; keep in `save` what was printed."""
     original, core_count = place(program), len(cores) or len(os.sched_getaffinity(0))
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with tempfile.TemporaryDirectory() as folder:
-        for file in (original, *original.parent.glob("_*.py")):
-            shutil.copy(file, folder)
+        copy_to(folder, original)
         words = ["advise", "--budget", budget, "--warmup", "3", "--steps", "20", "--out", f"{folder}/out"]
-        launcher = ["torchrun", "--standalone", "--nproc-per-node", "2"] if original.parent.name == "ranks" else []
+        launcher = launcher_of(original)
         on_cores = ["taskset", "--cpu-list", ",".join(map(str, cores))] if cores else []
         of_kind = {} if original.parent.name == "gpu" else {"CUDA_VISIBLE_DEVICES": ""}
         done = subprocess.run(
