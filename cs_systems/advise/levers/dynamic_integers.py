@@ -35,5 +35,4 @@ LEVER = Lever(
         in_script_alone=True,
     ),
     remedies=(CAUSE,),
-    cost=3.0,
 )

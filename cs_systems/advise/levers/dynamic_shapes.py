@@ -44,5 +44,4 @@ LEVER = Lever(
         patch=chained(with_value("dynamic", False, "True", (COMPILE,)), in_calls((COMPILE,), {"dynamic": "True"})),
     ),
     remedies=(CAUSE,),
-    cost=3.0,
 )
