@@ -40,6 +40,7 @@ from cs_systems.advise.judge import step_s
 from cs_systems.advise.lever import ScriptPlan, all_levers
 from cs_systems.advise.scripts import ScriptBench
 from cs_systems.advise.sources import sources
+from cs_systems.cli._advise_script import MAY_FORK
 from cs_systems.cli._options import parse_seconds
 from cs_systems.config import ConfigError
 from cs_systems.measure.runtime.program import script_command
@@ -162,7 +163,9 @@ def grid(script: Script, lane: Lane, answer: Row, budget_s: float) -> Row:
     options = {"name": Path(words[0]).name, "stop": True, "profile": "none", "warmup": warmup, "steps": timed}
     with tempfile.TemporaryDirectory() as out:
         files = sources(Path(words[0]))
-        bench = ScriptBench(words, all_levers(), Path(out), script_command, options, budget_s, sources=files)
+        bench = ScriptBench(
+            words, all_levers(), Path(out), script_command, options, budget_s, sources=files, may_fork=MAY_FORK
+        )
         times: dict[tuple[str, ...], list[float]] = {}
         for cell in cells(names, kept):
             if times and bench.left_s() < (1 + 2 * AGAIN) * bench.process_s():
