@@ -10,6 +10,7 @@ from typing import NamedTuple
 from cs_systems.analysis.comparison.loop_findings import COLLECTIONS, SLOW_STEPS
 from cs_systems.analysis.comparison.runs import processes
 from cs_systems.core import statistics
+from cs_systems.core.phases import Phase
 from cs_systems.core.tables import first_row
 from cs_systems.core.units import human
 from cs_systems.formulas import energy
@@ -19,6 +20,8 @@ LEAST_GAIN = statistics.MINIMUM_EFFECT
 UNEVEN = 0.1  # share of a loop's time that steps of another kind take beyond a usual step
 PLAIN = 2.0  # ratio of two processes that their variation does not explain, even on a busy host
 FEW_PAIRS, MANY_PAIRS = 3, 12  # most pairs of processes of a trial, and of one to which the search comes back
+PROOF_PAIRS = 40  # most pairs of the whole gain; usually its interval or the time ends it
+PROOF_LEVEL = 0.98  # of its interval after each pair: as its width may end it, it holds the true ratio in 95%
 LATER = 0.3  # share of the error that is kept for the pairs after the first few
 
 
@@ -167,13 +170,16 @@ def mean_s(record: RunRecord) -> float | None:
 def is_uneven(record: RunRecord) -> bool:
     """Return whether some steps do what others do not, such as an evaluation, in a notable part of a loop's time.
 
-    It is at a known place of the loop's code, calls gc.collect, or compiles; other slow steps may be noise.
+    It is at a known place of the loop's code, calls gc.collect, compiles, or waits for batches, which workers deliver
+    in bursts; other slow steps may be noise.
     """
     rows = [row for row in SLOW_STEPS.of(record.results) if row.get("place") and row["steps"] > 1]
     called = [row for row in COLLECTIONS.of(record.results) if row["is_called"] and 1 < row["in_steps"] < row["steps"]]
     shares = [(row["extra_s"], row["total_s"]) for row in rows] + [(row["time_s"], row["total_s"]) for row in called]
     timed = record.measurement.timed if record.measurement else ()
-    shares.append((sum(sample.compile_s or 0.0 for sample in timed), sum(sample.wall_s for sample in timed)))
+    total_s = sum(sample.wall_s for sample in timed)
+    shares.append((sum(sample.compile_s or 0.0 for sample in timed), total_s))
+    shares.append((sum(sample.phases_s.get(Phase.INPUT, 0.0) for sample in timed), total_s))
     return any(total_s and extra_s >= UNEVEN * total_s for extra_s, total_s in shares)
 
 

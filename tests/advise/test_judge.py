@@ -53,6 +53,18 @@ def test_slow_steps_of_unknown_cause_do_not_count(unlike: Any) -> None:
     assert not is_uneven(process(0.0142))  # 9.5%
 
 
+@pytest.mark.parametrize(("waited_s", "is_mean"), [(0.0009, False), (0.0011, True)])
+def test_steps_that_wait_for_batches_count_in_the_mean(waited_s: float, is_mean: bool) -> None:
+    """Workers deliver batches in bursts: the median step of a loop that waits for them is not its pace."""
+    record = process(0.0)
+    assert record.measurement is not None
+    samples = [
+        replace(sample, wall_s=0.01, phases_s={"input": waited_s, "forward": 0.005})
+        for sample in record.measurement.samples
+    ]
+    assert is_uneven(replace(record, measurement=replace(record.measurement, samples=samples))) is is_mean
+
+
 @pytest.mark.parametrize(("compile_s", "is_mean"), [(0.013, False), (0.014, True), (None, False)])
 def test_steps_that_compile_count_in_the_mean(compile_s: float | None, is_mean: bool) -> None:
     """12 steps of 10 ms, of which the last compiles for 9.8 or 10.4% of the whole loop."""
