@@ -9,7 +9,7 @@ LEAST_TIMEOUT_S, TIMES_USUAL = 30.0, 2.0  # least limit of a process: in s, and 
 MOST_OF_BUDGET = 1 / 4  # largest share of the budget that one process may take
 LATEST = 7  # processes that show how long the next one takes: after a compiler is kept, each takes longer
 # Processes of the last comparison, of start and best, whose time no trial may take; few of them give a wide interval.
-LEAST_PROOF, MOST_PROOF = 4, 12
+LEAST_PROOF, MOST_PROOF = 4, 24
 OF_PROOF = 0.3  # share of the budget that they may take, once there is something to prove
 
 
@@ -56,6 +56,10 @@ class Budgeted:
         if self._took_s:
             left_s = min(MOST_OF_BUDGET * self.budget_s, left_s - self.proof_s(is_kept=False))
         return max(LEAST_TIMEOUT_S, TIMES_USUAL * self.process_s(), left_s)
+
+    def extend(self, seconds: float) -> None:
+        """Add to the time, for what follows the search."""
+        self.budget_s, self._until_s = self.budget_s + seconds, self._until_s + seconds
 
     def took(self, seconds: float) -> None:
         """Count a process; not one that was ended at its time limit, which shows nothing of the others."""

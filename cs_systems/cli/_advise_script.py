@@ -16,6 +16,7 @@ from cs_systems.config import ConfigError
 from cs_systems.core.printable import command_line, plain, visible
 
 MAY_FORK = sys.platform == "linux"
+OF_PATCH = 0.2  # share of the budget for the diff in a copy of the folder, with --apply-patch
 
 if TYPE_CHECKING:
     from cs_systems.advise.answer import Answer
@@ -84,14 +85,15 @@ def searched(asked: Asked) -> int:
     recorder = {"name": titles(words)[1], "stop": True, "profile": "none"}
     options = recorder | {"warmup": asked.warmup, "steps": asked.steps}
     command = partial(recording_command, launcher)
-    bench = ScriptBench(
-        words, every, folder, command, options, asked.budget_s, sources=files, may_fork=not launcher and MAY_FORK
-    )
+    of_patch_s = OF_PATCH * asked.budget_s if asked.apply_patch else 0.0
+    search_s, may_fork = asked.budget_s - of_patch_s, not launcher and MAY_FORK
+    bench = ScriptBench(words, every, folder, command, options, search_s, sources=files, may_fork=may_fork)
     search = Search(situation, chosen, bench, say)
     try:
         search.run()
         _deliver(search, bench, folder, asked.words)
         if asked.apply_patch:
+            bench.extend(of_patch_s)
             _try_patch(search, bench)
     except KeyboardInterrupt:
         _deliver(search, bench, folder, asked.words)

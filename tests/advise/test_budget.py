@@ -44,11 +44,18 @@ def test_a_process_has_twice_the_usual_time_also_at_the_end() -> None:
     assert bench.timeout_s() == 80.0
 
 
-def test_a_kept_option_has_up_to_twelve_processes_of_proof_within_its_share() -> None:
+def test_time_added_for_the_diff_is_left_after_the_search() -> None:
     bench = Bench()
-    bench.took(5.0)
-    assert bench.proof_s(is_kept=False) == 4 * 5.0
-    assert bench.proof_s(is_kept=True) == 12 * 5.0
+    bench.now += 230.0
+    bench.extend(60.0)
+    assert (bench.left_s(), bench.spent_s()) == (70.0, 230.0)
+
+
+def test_a_kept_option_has_up_to_24_processes_of_proof_within_its_share() -> None:
+    bench = Bench()
+    bench.took(2.0)
+    assert bench.proof_s(is_kept=False) == 4 * 2.0
+    assert bench.proof_s(is_kept=True) == 24 * 2.0
     bench.took(15.0)
     assert bench.proof_s(is_kept=True) == 0.3 * 240.0
     bench.took(40.0)
