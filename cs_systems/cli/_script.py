@@ -40,10 +40,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Form:
-    """Format of the report, and the exit status of the script, which an error in JSON names."""
+    """Format of the report, and the end of the script, for what the report says of it.
+
+    status: the script's exit status, which an error in JSON names. failure: the result of `_failure`.
+    """
 
     format: str = "terminal"
     status: int = 0
+    failure: str | None = None
 
 
 TERMINAL = Form()
@@ -129,9 +133,11 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
             if is_first_rank():
                 records, failure = _recorded(recorders)
                 calls = max((recorder.forward_calls for recorder in recorders), default=0)
-                why = failure or why_nothing(status, children.remedy(), replaced_by, calls, may_be_edited=not is_trial)
+                why = failure or why_nothing(
+                    status, children.remedy(), replaced_by, calls, may_be_edited=not is_trial, error=error
+                )
                 if not (is_trial and records):  # a search reads the records, and a report's modules take a second
-                    _leave(records, handover, out, why, argv, Form(format, status))
+                    _leave(records, handover, out, why, argv, Form(format, status, _failure(status, error, recorders)))
 
     def leave_line() -> None:
         if os.getpid() == process and any(recorder.records for recorder in recorders):
@@ -295,7 +301,7 @@ def conclude(records: list[Any], out: str, why: str, script: Sequence[str] = (),
     if sys.stderr is None:  # by the script
         return
     if form.format == "json":
-        _print_document(records, out, why, form.status)
+        _print_document(records, out, why, form)
         return
     if not records:
         _tell(f"nothing was recorded, because {why}")
@@ -312,6 +318,8 @@ def conclude(records: list[Any], out: str, why: str, script: Sequence[str] = (),
     width = terminal_width(stream=sys.stderr)
     answer = diagnose(records)
     first, table = text(answer, width=width), render(records, width=width)
+    if form.failure:
+        first = f"{_filled(form.failure)}\n\n{first}"
     files = [f"{what}: {Path(out, name)}" for record in records for what, name in record.artifacts.items()]
     where = "\n".join(map(visible, [*files, f"records: {out}/records.jsonl"]))
     report = labelled_command("report:", ("cs-systems", "report", out), text_width(width))
@@ -327,7 +335,7 @@ def conclude(records: list[Any], out: str, why: str, script: Sequence[str] = (),
     print_whole_loop(records)
 
 
-def _print_document(records: list[Any], out: str, why: str, status: int) -> None:
+def _print_document(records: list[Any], out: str, why: str, form: Form) -> None:
     """Print the records as one line on standard error, because standard output is the script's."""
     from cs_systems.analysis.comparison.loop_findings import WHOLE_LOOP
     from cs_systems.cli.profile import IN_DOCUMENT
@@ -335,9 +343,10 @@ def _print_document(records: list[Any], out: str, why: str, status: int) -> None
 
     if records:
         pieces = records_document.measured(records, [WHOLE_LOOP.name, *IN_DOCUMENT, "ranges", "operators"])
-        text = document.document(pieces + document.note(f"records: {out}/records.jsonl"))
+        notes = [*filter(None, [form.failure]), f"records: {out}/records.jsonl"]
+        text = document.document(pieces + "".join(map(document.note, notes)))
     else:
-        text = document.error(f"nothing was recorded, because {why}", status)
+        text = document.error(f"nothing was recorded, because {why}", form.status)
     _print(text, end="")
 
 
@@ -380,6 +389,22 @@ def _filled(text: str) -> str:
     return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False) if width else text
 
 
+def _failure(status: int, error: BaseException | None, recorders: Sequence[Any]) -> str | None:
+    """Return a sentence about the end of a script that failed or was interrupted, or None."""
+    steps = next(filter(None, (recorder.steps_done() for recorder in recorders)), None)
+    when = f" after step {steps} of its loop" if steps else ""
+    if isinstance(error, Exception):
+        return f"the script failed{when} with {_described(error)}"
+    if status == EXIT_INTERRUPTED:
+        return f"the script was interrupted{when}"
+    return f"the script ended{when} with exit status {status}" if status else None
+
+
+def _described(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return visible(f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__)
+
+
 def why_nothing(
     status: int,
     children: str | None = None,
@@ -387,6 +412,7 @@ def why_nothing(
     calls: int = 0,
     *,
     may_be_edited: bool = True,
+    error: BaseException | None = None,
 ) -> str:
     """Return why a script left no record, and what to do.
 
@@ -396,11 +422,15 @@ def why_nothing(
         replaced_by: the program that replaced the script's process (os.exec); None if none did.
         calls: most calls of a model, if they are no loop of forward passes that could be recorded.
         may_be_edited: the remedy may be a Recorder in the script, which a search leaves idle.
+        error: the exception that ended the script.
     """
     if status == EXIT_INTERRUPTED:
         return "the script was interrupted before its first backward pass; let it run longer"
     if status:
-        return f"the script ended with exit status {status} before its first backward pass; correct its error"
+        what = (
+            f"failed with {_described(error)}" if isinstance(error, Exception) else f"ended with exit status {status}"
+        )
+        return f"the script {what} before its first backward pass; {_correction(error)}"
     if replaced_by is not None:
         what = f"the script replaced itself by {visible(shown(replaced_by))} before its first backward pass"
         return f"{what}; set the environment variables that it sets yourself, and run that program with cs-systems run"
@@ -416,6 +446,13 @@ def why_nothing(
         "`with cs_systems.Recorder(out='runs/mine') as recorder:` around its loop and `with recorder.step():` around "
         "the loop's body"
     )
+
+
+def _correction(error: BaseException | None) -> str:
+    """Return the remedy of an error; for the end of standard input, how to give what the script asks for."""
+    if isinstance(error, EOFError) and str(error) == "EOF when reading a line":  # of input()
+        return "it asks for input: type it at a terminal, or give it as cs-systems run -- train.py < answers.txt"
+    return "correct its error"
 
 
 def is_first_rank() -> bool:

@@ -418,10 +418,16 @@ class ScriptRecorder(Recorder):
     @untraced
     def _stepped_later(self, optimizer: Optimizer, *_: Any) -> None:
         if self._first is not None and self._first() is optimizer:
+            self._found += 1
             self._watch.step_ended()
             self._observers.step_later(optimizer)
         elif optimizer not in self._recorded:
             self._later[self._key(optimizer)] += 1
+
+    def steps_done(self) -> int | None:
+        """Return the number of steps of the loop so far; None if its later steps are not counted."""
+        is_counted = self._state != "new" and not self._later and (self._tracker is not None or self._first is not None)
+        return self._found if is_counted else None
 
     def later_training(self) -> str | None:
         """Return a message with a remedy if another optimizer trained after the recorded steps, else None.

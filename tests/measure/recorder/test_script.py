@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 from torch.utils.data._utils.worker import _worker_loop
 
-from cs_systems.cli import main
+from cs_systems.cli import _script, main
 from cs_systems.cli._children import Children
 from cs_systems.core.printable import command_line
 from cs_systems.measure.profilers import _nsys
@@ -232,7 +232,10 @@ def test_script_without_training_gets_a_message(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("end", "reason"),
     [
-        ("raise ValueError('no data')", "ended with exit status 1 before its first backward pass; correct its error"),
+        (
+            "raise ValueError('no data')",
+            "failed with ValueError: no data before its first backward pass; correct its error",
+        ),
         ("raise SystemExit('no data')", "ended with exit status 1 before its first backward pass; correct its error"),
         ("raise SystemExit(2)", "ended with exit status 2 before its first backward pass; correct its error"),
         ("raise KeyboardInterrupt", "was interrupted before its first backward pass; let it run longer"),
@@ -243,6 +246,19 @@ def test_script_that_fails_before_training_gets_no_advice_to_train(end: str, rea
     script.write_text(end)
     done = forks.python("-m", "cs_systems", "run", "--out", str(tmp_path / "out"), "--", str(script))
     assert f"cs-systems: nothing was recorded, because the script {reason}\n" in done.stderr
+
+
+def test_script_that_asks_for_input_gets_it_and_is_told_how_where_it_ends(tmp_path: Path) -> None:
+    script = tmp_path / "asks.py"
+    script.write_text("print(input())\nprint(input())")
+    command = [sys.executable, "-m", "cs_systems", "run", "--out", str(tmp_path / "out"), "--", str(script)]
+    done = subprocess.run(command, input="typed\n", capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "typed\n")
+    assert done.stderr.endswith(
+        "cs-systems: nothing was recorded, because the script failed with EOFError: EOF when reading a line before its "
+        "first backward pass; it asks for input: type it at a terminal, or give it as cs-systems run -- train.py < "
+        "answers.txt\n"
+    )
 
 
 @pytest.mark.parametrize("error", ["KeyboardInterrupt", "ValueError"])
@@ -301,6 +317,49 @@ def test_children_that_train_are_named_with_a_remedy(program: str, said: str, tm
     assert (done.returncode, records) == (0, []), done.stderr
     begin = "cs-systems: nothing was recorded, because the script ran no backward pass of torch in its main thread; "
     assert done.stderr.startswith(begin + said)
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "said"),
+    [
+        (
+            "train(steps=6)\nraise ValueError('bad batch\\nof 12')",
+            1,
+            "failed after step 6 of its loop with ValueError: bad batch",
+        ),
+        ("train(steps=40)\nassert False", 1, "failed after step 40 of its loop with AssertionError"),
+        ("train(steps=3)\nsys.exit(3)", 3, "ended after step 3 of its loop with exit status 3"),
+        ("train()\nsys.exit(0)", 0, None),
+        (
+            "train()\noptimizer = torch.optim.Adam(model.parameters())\ntrain()\nraise ValueError('bad')",
+            1,
+            "failed with ValueError: bad",
+        ),
+    ],
+    ids=["early", "after the recording", "exit status", "success", "uncounted"],
+)
+def test_answer_begins_with_the_failure_of_the_script(
+    program: str, status: int, said: str | None, tmp_path: Path
+) -> None:
+    done, (record,) = recorded(tmp_path, program)
+    assert (done.returncode, record.status) == (status, "ok"), done.stderr
+    answer = done.stderr.partition("\n\n")[2] if status == 1 else done.stderr.removeprefix("\n")
+    assert answer.startswith(f"the script {said}\n\n") or (said is None and "the script" not in done.stderr)
+
+
+def test_interrupted_script_is_called_interrupted() -> None:
+    recorder = SimpleNamespace(steps_done=lambda: 3)
+    said = _script._failure(130, KeyboardInterrupt(), [recorder])
+    assert said == "the script was interrupted after step 3 of its loop"
+
+
+def test_document_notes_the_failure_of_the_script(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(LOOP + "train()\nraise SystemExit(4)")
+    options = ["--format", "json", "--steps", "1:4", "--out", str(tmp_path / "out")]
+    done = forks.python("-m", "cs_systems", "run", *options, "--", str(script))
+    assert done.returncode == 4
+    assert "the script ended after step 9 of its loop with exit status 4" in json.loads(done.stderr)["notes"]
 
 
 def test_workers_of_a_data_loader_do_not_count_as_training_children() -> None:
