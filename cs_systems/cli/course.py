@@ -22,7 +22,7 @@ from cs_systems.cli._document import PrintedFormat, add
 from cs_systems.cli._options import MaybeFloat, MaybeInt, MaybeNames, MaybePath, MaybeText, flag, given, optional
 from cs_systems.cli._output import print_table, terminal_width
 from cs_systems.config import ConfigError, one_of
-from cs_systems.core import origin
+from cs_systems.core import origin, plugins
 from cs_systems.core.course import Task, tasks
 from cs_systems.core.printable import command_line, visible
 from cs_systems.report.tables import document
@@ -123,6 +123,11 @@ def _chosen(args: Course) -> list[Task]:
     found = [known[one_of("task", name, known)] for name in args.task]
     if args.code and (without := [task.name for task in found if not task.code]):
         raise ConfigError(f"{without[0]} takes no code of your own; leave out --code")
+    if args.code:
+        for subject in {task.steps[0].split()[0] for task in found}:  # attention or parallel
+            plugins.check(subject, args.code)
+    if args.model and any("size" in task.full for task in found):
+        plugins.check("workloads", args.model)
     return found
 
 
