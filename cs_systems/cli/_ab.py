@@ -30,6 +30,7 @@ from cs_systems.core.statistics import quantile
 from cs_systems.core.tables import Column, Table
 from cs_systems.core.units import counted, human
 from cs_systems.core.validation import shown
+from cs_systems.formulas.rounding import FP32
 from cs_systems.measure.runtime import program
 from cs_systems.measure.runtime.pairs import SIDES, Interleaved, Ran
 from cs_systems.measure.runtime.program import Program, Trial
@@ -80,6 +81,7 @@ class VerdictRow(TypedDict):
     pairs: int
 
 
+ROUNDED_ULPS = 10  # a sum over a batch, added up in another order, differs by a few units in the last place
 PROCESSES = Table("processes", ProcessRow, "processes in the order in which they ran")
 VERDICT = Table("verdict", VerdictRow, "B compared with A")
 
@@ -323,7 +325,10 @@ def _losses(compared: Compared) -> str:
         return ""
     if max(min(a), min(b)) <= min(max(a), max(b)):
         return "loss: A and B differ no more than processes of one side do"
-    change = quantile(b, 0.5) - quantile(a, 0.5)
+    of_a, of_b = quantile(a, 0.5), quantile(b, 0.5)
+    change = of_b - of_a
+    if abs(change) <= ROUNDED_ULPS * FP32.ulp(max(abs(of_a), abs(of_b))):
+        return f"loss: A's and B's are equal within the rounding of fp32: they differ by {abs(change):.2g}"
     return f"loss: B's is {abs(change):.2g} {'higher' if change > 0 else 'lower'}, outside the range of A's processes"
 
 

@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 
 from cs_systems.cli import main
+from cs_systems.cli._ab import Compared, _losses
 from cs_systems.core.sequential import SequentialTest
+from cs_systems.measure.runtime.pairs import Ran
+from cs_systems.measure.runtime.program import Program, Trial
 from tests import forked_python
 
 QUICK, SLOW = "sleep 0.01", "sleep 0.2"
@@ -69,6 +72,24 @@ def test_a_command_that_fails_is_a_row_with_its_reason(capsys: pytest.CaptureFix
     status, found, _ = ab(capsys, QUICK, "sh -c 'echo no such data >&2; exit 4'")
     assert status == 3
     assert found["sentence"] == ("nothing was compared: B failed: exited with status 4; its last output: no such data")
+
+
+@pytest.mark.parametrize(
+    ("of_a", "of_b", "said"),
+    [
+        (0.0031, 0.0031 + 2.3e-10, "A's and B's are equal within the rounding of fp32: they differ by 2.3e-10"),
+        (0.0031, 0.0031 - 2.2e-9, "A's and B's are equal within the rounding of fp32: they differ by 2.2e-09"),
+        (0.0031, 0.0031 + 2.6e-9, "B's is 2.6e-09 higher, outside the range of A's processes"),
+        (1e6, 1e6 - 0.5, "A's and B's are equal within the rounding of fp32: they differ by 0.5"),
+        (1e6, 1e6 - 1, "B's is 1 lower, outside the range of A's processes"),
+        (0.5, 0.5, "A and B differ no more than processes of one side do"),
+    ],
+)
+def test_losses_that_differ_by_rounding_are_called_equal(of_a: float, of_b: float, said: str) -> None:
+    program = Program("a.py", (), None, Path())
+    ran = [Ran(side, 1, 1, Trial(1.0, loss=loss)) for side, loss in (("A", of_a), ("B", of_b))]
+    compared = Compared((program, program), SequentialTest(0.03), "steps", ran=ran)
+    assert _losses(compared) == f"loss: {said}"
 
 
 @pytest.mark.slow
