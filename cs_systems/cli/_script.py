@@ -98,7 +98,9 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
     handover, format, out = options.pop("handover", None), options.pop("format", "terminal"), options["out"]
     options["out"] = str(Path(out).absolute())  # the script may change its directory
     is_trial = "levers" in options  # of advise
-    levers, seed, files, imports = (options.pop(name, ()) for name in ("levers", "seed", "files", "imports"))
+    levers, seed, files, imports, made = (
+        options.pop(name, ()) for name in ("levers", "seed", "files", "imports", "made")
+    )
     told: dict[str, Callable[[], bool]] = {}
     recorders: list[Any] = []
     children, look = Children(), _look(imports)
@@ -127,7 +129,7 @@ def _run(options: dict[str, Any], argv: list[str]) -> None:
         is_left = True
         if not status:
             _leave_for_search(told, options["out"], look)
-        with _apart_from_script(out):
+        with _apart_from_script(out, made):
             for recorder in recorders:
                 recorder.close(error)
             if is_first_rank():
@@ -169,8 +171,11 @@ def _flush_output() -> None:
 
 
 @contextmanager
-def _apart_from_script(out: str) -> Iterator[None]:
-    """Keep the script's random state and exit status, whatever happens in the report."""
+def _apart_from_script(out: str, made: Sequence[str]) -> Iterator[None]:
+    """Keep the script's random state and exit status, whatever happens in the report.
+
+    made: folders that were made for the records; they are removed if nothing was written into them.
+    """
     state = random.getstate()  # importing the report's modules uses random numbers
     try:
         yield
@@ -180,6 +185,14 @@ def _apart_from_script(out: str) -> Iterator[None]:
             _tell(f"the report was lost with {type(lost).__name__}: {lost}; {remedy}")
     finally:
         random.setstate(state)
+        remove_empty(made)
+
+
+def remove_empty(folders: Sequence[str]) -> None:
+    """Remove the folders that are empty; each contains the one before it."""
+    with suppress(OSError):
+        for folder in folders:
+            Path(folder).rmdir()
 
 
 def _look(imports: str) -> Look | None:

@@ -94,6 +94,8 @@ def run(args: Run) -> int:
     if is_first_rank():
         from cs_systems.measure.runtime.journal import Journal
 
+        whole = out.absolute()
+        options["made"] = [str(each) for each in (whole, *whole.parents) if not each.exists()]
         Journal.prepare(out)
     if not tracer(profile).starts_program or not is_first_rank():
         _become(script_command(options, words))
@@ -169,7 +171,7 @@ def _below(name: str, options: dict[str, Any], words: list[str]) -> int:
 
     name: the profiler, with a command that starts the process.
     """
-    from cs_systems.cli._script import Form, conclude, why_nothing
+    from cs_systems.cli._script import Form, conclude, remove_empty, why_nothing
     from cs_systems.core import plugins
     from cs_systems.core.printable import encodable
     from cs_systems.measure.profilers import ProfilerUnusable
@@ -208,6 +210,7 @@ def _below(name: str, options: dict[str, Any], words: list[str]) -> int:
             records = read_records(left)[0] if left.stat().st_size else []
             read = [_with_report(record, nsys, out, report) for record in records]
             conclude(read, str(out), why_nothing(status), words, Form(format, status))
+    remove_empty(options["made"])
     return status
 
 

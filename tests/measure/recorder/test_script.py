@@ -248,6 +248,17 @@ def test_script_that_fails_before_training_gets_no_advice_to_train(end: str, rea
     assert f"cs-systems: nothing was recorded, because the script {reason}\n" in done.stderr
 
 
+@pytest.mark.parametrize("end", ["raise ValueError", "import os; os._exit(1)"])
+def test_failure_before_the_first_record_leaves_no_folder(end: str, tmp_path: Path) -> None:
+    (script := tmp_path / "fails.py").write_text(f"import os; os.chdir('/')\n{end}")
+    own = tmp_path / "own"
+    own.mkdir()
+    for out in (tmp_path / "runs" / "new", own / "new", own):
+        forks.python("-m", "cs_systems", "run", "--out", str(out), "--", str(script))
+    assert sorted(tmp_path.iterdir()) == [script, own], "the user's own folder stays"
+    assert not [*own.iterdir()]
+
+
 def test_script_that_asks_for_input_gets_it_and_is_told_how_where_it_ends(tmp_path: Path) -> None:
     script = tmp_path / "asks.py"
     script.write_text("print(input())\nprint(input())")
