@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from cs_systems.advise.answer import ENDED, Answer, filled, row_of
+from cs_systems.advise.answer import ENDED, Answer, filled, in_words, row_of
 from cs_systems.advise.judge import (
     FEW_PAIRS,
     GOALS,
@@ -181,8 +181,16 @@ class Search:
 
     def answer(self) -> Answer:
         """Return the results so far, with the levers that do not apply and the options that were not tried."""
-        rows = [*self.rows, *self._not_tried()]
+        rows = [*map(self._with_end, self.rows), *self._not_tried()]
         return Answer(self.start, self.best, self.situation.history, tuple(rows), self.situation.goal, self._whole)
+
+    def _with_end(self, row: TrialRow) -> TrialRow:
+        """Return the row of a trial, with the reason why further pairs did not decide it."""
+        if any(row is trial.row for trial in self._open):
+            return row | {"reason": f"{row['reason']}; the search ended before further pairs"}
+        if any(row is other for other in self._earlier.values()):
+            return row | {"reason": f"{row['reason']}; not tried again on what was kept later"}
+        return row
 
     def _next(self) -> Proposal | None:
         """Return the option to try: the one with the largest gain per cost, as expected or usual."""
@@ -227,7 +235,8 @@ class Search:
         """Measure an option in a few further pairs, compared with the best cell; keep it if it gains and passes."""
         option, records = trial.option, trial.compared.records
         earlier = trial.row or self._earlier.pop(option.key, None)
-        now = self._best_now
+        now = self._now(self._records[self.best][-1])  # on a host, the latest process is as loaded as this trial's
+        assert now is not None
         expected = f", expected {human(option.expected.value, self._unit)}" if option.expected else ""
         self.say(f"trying {option.lever}: {option.words}{expected}, now {human(now, self._unit)}")
         before, began_s = sum(self._numbers.values()), self.bench.spent_s()
@@ -259,6 +268,8 @@ class Search:
             self._open.append(trial)
         after = self._now(records[0]) if records else None
         measured = "" if after is None else f", {human(after, self._unit)}"
+        if status == "kept" and found:
+            reason = f"{in_words(found, GOALS[self.situation.goal].word)}, side by side"
         self.say(f"  {status}{measured}{f': {reason}' if reason else ''}; {human(took_s, 's')}")
         if status == "kept":
             self._keep(option, records[0])
@@ -324,8 +335,7 @@ class Search:
                 break
         assert found is not None
         if not found.is_gain:
-            shown = f"no gain shown by {counted(len(records), 'pair')} of processes"
-            return "rejected", shown if found.is_gain is None else "no gain", found, UNCHECKED
+            return "rejected", why_not(found, len(records)), found, UNCHECKED
         check = self.bench.check(option.cell) if option.numbers else UNCHECKED
         self._latest = self._latest if check is UNCHECKED else None  # other processes came between
         if check.passed:
@@ -471,6 +481,16 @@ class Search:
                     yield row_of(found.lever, found.words, "not tried", text)
                 else:
                     yield row_of(found.lever, found.words, "not tried", ENDED)
+
+
+def why_not(found: Judgement, pairs: int) -> str:
+    """Return why pairs of processes that proved no gain were not enough to keep an option."""
+    least = f"no gain of {LEAST_GAIN:.0%}"
+    if found.is_gain is False:
+        return f"{least} or more"
+    if found.ratio > 1 - LEAST_GAIN:
+        return f"{least} shown by {counted(pairs, 'pair')} of processes"
+    return f"{counted(pairs, 'pair')} of processes cannot prove a gain of {1 / found.ratio - 1:.0%}"
 
 
 def planned(situation: Situation, levers: Mapping[str, Lever]) -> list[Proposal]:

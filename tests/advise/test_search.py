@@ -245,6 +245,81 @@ def test_search_comes_back_to_a_gain_that_few_pairs_cannot_prove_if_time_is_left
     assert row["gain"] == pytest.approx(step_s(START) / step_s(replace(START, attention="sdpa_flash")), rel=0.05)
 
 
+SOME, NONE = Judgement(None, 1 / 1.08, 1 / 1.15, 1 / 1.01, False), Judgement(None, 1.3, 0.7, 1.9)
+LEFT_OUT = "; the search ended before further pairs"
+
+
+@pytest.mark.parametrize(
+    ("judged", "machine", "left", "reason"),
+    {
+        "deferred, then no time": (SOME, CPU, 7, f"1 pair of processes cannot prove a gain of 8%{LEFT_OUT}"),
+        "loss deferred, then no time": (NONE, CPU, 7, f"no gain of 1% shown by 1 pair of processes{LEFT_OUT}"),
+        "no time in the second trial": (SOME, CPU, 11, f"3 pairs of processes cannot prove a gain of 8%{LEFT_OUT}"),
+        "few pairs with a loss": (NONE, CPU, 900, "no gain of 1% shown by 3 pairs of processes"),
+        "all pairs with a gain": (SOME, CPU, 900, "12 pairs of processes cannot prove a gain of 8%"),
+        "gain without proof on a GPU": (SOME, GPU, 900, "12 pairs of processes cannot prove a gain of 8%"),
+        "first pair without a gain on a GPU": (NONE, GPU, 900, "no gain of 1% shown by 1 pair of processes"),
+        "large gain excluded": (
+            Judgement(None, 1.05, 0.95, 1.2), CPU, 900, "no gain of 1% shown by 1 pair of processes",
+        ),
+        "gain excluded": (Judgement(False, 1.05, 1.02, 1.2), CPU, 900, "no gain of 1% or more"),
+    }.values(),
+)  # fmt: skip
+def test_reason_of_a_rejected_option_says_what_its_pairs_showed_and_why_there_are_no_more(
+    judged: Judgement, machine: Environment, left: int, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(GOALS, "time", replace(GOALS["time"], judge=lambda seen: judged))
+    levers = {"attention_backend": all_levers()["attention_backend"]}
+    start = replace(START, precision=Precision.BF16)
+    search = Search(Situation(start, machine), levers, ModelledBench(left * PROCESS_S, missing=()))
+    search.run()
+    reasons = {row["change"]: row["reason"] for row in search.answer().others}
+    assert reasons["attention flash_cuda" if machine is GPU else "attention sdpa_flash"] == reason
+
+
+def test_reason_of_an_option_that_was_left_when_another_was_kept_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a host, attention waits after its first pair; bf16 is kept, and leaves no time to try attention again."""
+    gain = Judgement(True, 0.5, 0.45, 0.55)
+
+    def judged(seen: Seen) -> Judgement:
+        return SOME if seen.candidate[0].run_config.attention != START.attention else gain
+
+    monkeypatch.setitem(GOALS, "time", replace(GOALS["time"], judge=judged))
+    lines: list[str] = []
+    levers = {name: all_levers()[name] for name in ("attention_backend", "bf16")}
+    levers["attention_backend"] = replace(levers["attention_backend"], usual=0.9)
+    bench = ModelledBench(7 * PROCESS_S)
+    search = Search(Situation(START, CPU), levers, bench, lines.append)
+    search.run()
+    reasons = {row["change"]: row["reason"] for row in search.answer().trials}
+    assert reasons["precision bf16"] == ""
+    assert "1 pair of processes cannot prove a gain of 8%; not tried again on what was kept later" in reasons.values()
+    assert any(
+        line.startswith("  kept, ") and "2.00 (1.82 … 2.22) times as fast, side by side" in line for line in lines
+    )
+
+
+def test_line_before_a_trial_has_the_latest_step_of_the_best_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loaded(ModelledBench):
+        """Bench of a host that was busy when the search began."""
+
+        def measure(self, config: RunConfig, number: int) -> RunRecord:
+            record = super().measure(config, number)
+            assert record.measurement is not None
+            if len(self.order) > 1:
+                return record
+            samples = tuple(replace(each, wall_s=3 * each.wall_s) for each in record.measurement.samples)
+            return replace(record, measurement=replace(record.measurement, samples=samples))
+
+    monkeypatch.setitem(GOALS, "time", replace(GOALS["time"], judge=lambda seen: NONE))
+    lines: list[str] = []
+    levers = {name: all_levers()[name] for name in ("attention_backend", "bf16")}
+    search = Search(Situation(START, CPU), levers, Loaded(), lines.append)
+    search.run()
+    shown = [line.partition(", now ")[2] for line in lines if line.startswith("trying ")]
+    assert (shown[0], shown[-1]) == ("153 ms", "51.2 ms")
+
+
 def test_an_option_without_a_large_gain_in_its_first_pair_waits_for_the_others() -> None:
     """On a host, attention gains little and is usual; bf16 gains much: it is proved before attention is decided."""
     lines: list[str] = []
