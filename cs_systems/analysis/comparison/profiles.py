@@ -115,7 +115,7 @@ def _recorded(rows: Iterable[Row], by: str) -> Counter[str]:
 
 def _rows(times_a: Counter[str], times_b: Counter[str], by: str) -> list[DifferenceRow]:
     whole_a, whole_b = times_a.total(), times_b.total()
-    names = sorted({*times_a, *times_b}, key=lambda name: -abs(times_b[name] - times_a[name]))
+    names = sorted(dict.fromkeys((*times_a, *times_b)), key=lambda name: -abs(times_b[name] - times_a[name]))
     rows: list[dict[str, object]] = []
     for name in names:
         left, right = (

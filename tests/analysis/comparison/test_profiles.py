@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,6 +82,22 @@ def test_family_without_a_kernel_on_one_side_took_no_time_there() -> None:
     assert [(row["family"], row["a_s"], row["b_s"]) for row in rows] == [
         ("matmul", 2.0, 0.0), ("norm", 0.0, 1.0), ("all", 2.0, 1.0),
     ]  # fmt: skip
+
+
+def test_rows_with_equal_differences_keep_the_order_of_their_first_appearance() -> None:
+    times = {"norm": 1.0, "matmul": 2.0, "softmax": 4.0}
+    rows = difference_of_records(profiled("fp32", times), profiled("bf16", {"copy": 0.0, **times}), "family")
+    assert [row["family"] for row in rows] == ["norm", "matmul", "softmax", "copy", "all"]
+
+
+def test_order_of_equal_rows_does_not_depend_on_the_hash_seed() -> None:
+    run = str(Path(__file__).parents[3] / "profiles" / "softmax_and_matmul")
+    compare = [sys.executable, "-m", "cs_systems", "compare", run, run]
+    printed = {
+        subprocess.run(compare, env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True).stdout
+        for seed in "12"
+    }
+    assert len(printed) == 1
 
 
 @pytest.mark.parametrize(("others", "time_s"), [(("block 1",), 0.0), (("loss", "optimizer", "unattributed"), None)])
