@@ -19,8 +19,8 @@ def planned(found: Iterable[Diagnosis], replay: Answering, busy_s: float = 0.0) 
     """Return the diagnoses with the duration that the replay expects; those without a gain are left out.
 
     The first remedy is applied alone, each further one on top of those before it. A diagnosis stays unchanged if the
-    replay cannot apply its change, expects a saving beyond the cause, or a step shorter than its kernels. The first
-    keeps the duration that an experiment measured.
+    replay cannot apply its change, expects a saving beyond the cause, or a step shorter than its kernels; no range
+    begins below them. The first keeps the duration that an experiment measured.
 
     busy_s: the time of the kernels of a step.
     """
@@ -51,7 +51,8 @@ def planned(found: Iterable[Diagnosis], replay: Answering, busy_s: float = 0.0) 
         now = answer.now if before is None else before.value
         if now - answer.value < WORTH * answer.now:
             continue
-        expected = Expected(answer.value, min(answer.low, now), answer.high, "replayed")
+        low = min(max(answer.low, SHORTER * busy_s), answer.value, now)
+        expected = Expected(answer.value, low, answer.high, "replayed")
         then, recorded = (ON_TOP, None) if chosen else ("", replay.step_s if answer.is_estimated else None)
         known = replace(one, now=now, expected=expected, recorded=recorded, then=then)
         plan.append(replace(known, at_best=None, unprofiled=None))

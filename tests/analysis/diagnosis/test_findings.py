@@ -131,6 +131,14 @@ def test_plan_has_the_remedies_that_a_replay_expects_to_gain(
     assert plan(saves, busy_s, **takes) == [(code, value and pytest.approx(value)) for code, value in expected]
 
 
+@pytest.mark.parametrize(("busy_s", "low"), [(0.0, 0.375), (0.8, 0.4), (0.9, 0.45)])
+def test_range_of_a_replay_does_not_begin_below_half_of_the_kernels(busy_s: float, low: float) -> None:
+    """A host that varied much leaves a wide range, but no step is shorter than its kernels on all streams."""
+    (told,) = planned([cause("host", 0.5, change=HOST)], Recorded({HOST: 0.5}), busy_s)  # type: ignore[arg-type]
+    assert told.expected is not None
+    assert (told.expected.low, told.expected.value) == (pytest.approx(low), 0.5)
+
+
 def test_step_of_a_plan_begins_where_the_one_before_ends() -> None:
     found = [cause("host", 0.5, change=HOST, at_best=0.5), cause("matmul", 0.5, change=MATMUL)]
     first, second = planned(found, Recorded({HOST: 0.5, MATMUL: 0.0625}))  # type: ignore[arg-type]
