@@ -11,6 +11,7 @@ tried again once the step no longer waits. Options that are kept have passed the
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -49,6 +50,7 @@ from cs_systems.record import RunRecord
 from cs_systems.report.advice import REPLACED, TrialRow
 
 AGAIN = 0.05  # least expected gain, as a share, for which an option without gain is tried again on another best cell
+HOPED = 2.0  # times the gain that a few pairs showed, which all pairs of a trial may show
 LARGE_GAIN = 0.1  # share; on a host, an option gets no further pair if the interval excludes this gain
 KNOWN_S = 0.05  # longest time to read a record; a process takes longer
 CLOSE_ENDS = 1.06  # high over low end of the whole gain's interval; below it, no further pair is needed
@@ -356,8 +358,14 @@ class Search:
 
     @staticmethod
     def _may_gain(found: Judgement, pairs: int) -> bool:
-        """Return whether further pairs may show a gain: after few of them noise may still hide it."""
-        return pairs < FEW_PAIRS or (found.ratio < 1 - LEAST_GAIN and pairs < MANY_PAIRS)
+        """Return whether further pairs may show a gain: after few of them noise may still hide it.
+
+        Later the gain must be large enough: as many pairs as a trial may have narrow the interval down to it.
+        """
+        if pairs < FEW_PAIRS or found.high is None:
+            return pairs < MANY_PAIRS
+        narrowed = math.sqrt(pairs / MANY_PAIRS) * math.log(found.high / found.ratio)
+        return pairs < MANY_PAIRS and found.ratio < 1 - LEAST_GAIN and narrowed < HOPED * -math.log(found.ratio)
 
     @property
     def _is_model_on_gpu(self) -> bool:

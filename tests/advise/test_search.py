@@ -220,6 +220,23 @@ def test_noise_of_a_host_may_hide_a_gain_from_the_first_pair() -> None:
     assert Search(Situation(START, GPU), all_levers(), ModelledBench())._is_hopeless(noisy)
 
 
+@pytest.mark.parametrize(
+    ("pairs", "ratio", "high", "may_gain"),
+    [
+        (2, 1.1, 3.0, True),  # too few pairs to say
+        (3, 0.9, 1.2, True),  # twelve pairs narrow 1.33 to 1.15, within twice the gain
+        (3, 0.9, 1.4, False),
+        (3, 0.98, 1.2, False),
+        (3, 0.9, None, True),
+        (12, 0.9, 1.01, False),
+    ],
+)
+def test_further_pairs_are_measured_only_where_they_may_prove_the_gain(
+    pairs: int, ratio: float, high: float | None, may_gain: bool
+) -> None:
+    assert Search._may_gain(Judgement(None, ratio, 0.5, high), pairs) is may_gain
+
+
 class NoisyBench(ModelledBench):
     """Bench whose processes differ by more than the gain of an option."""
 
