@@ -80,7 +80,7 @@ MARKED_COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
 CAPTURED_COMPILE_MODES = ("reduce-overhead", "max-autotune")
 LOSSES, CLIP_FUNCTIONS, DATA = ("cross_entropy",), ("torch",), ("fixed", "windows")
 OPTIMIZERS = (*optimizers.OPTIMIZERS,)
-_MOST_BLOCKS = 4096  # most blocks of a model from outside the package, whose number is only known once it is built
+_MOST_BLOCKS = 4096  # most blocks of a model from outside the package, which shows their number only once it is built
 _BUILT_IN = frozenset({Subject.STEP, Subject.CURVE, Subject.ERRORS})
 _TRAINED = frozenset({Subject.STEP, Subject.CURVE})
 _OWN = frozenset({Subject.OWN, Subject.MODEL})
@@ -88,7 +88,7 @@ _STEPS = _BUILT_IN | _OWN | {Subject.TOY}
 _RANKS = frozenset({Subject.STEP, Subject.STRATEGY_ERROR}) | _OWN
 _SIZED = _BUILT_IN | {Subject.OWN, Subject.STRATEGY_ERROR}
 _NUMERIC = EVERY - {Subject.COLLECTIVE, Subject.LOOP}
-CONFIGURED = (*sorted(_BUILT_IN), Subject.ATTENTION)  # subjects whose descriptions also mention defaults
+CONFIGURED = (*sorted(_BUILT_IN), Subject.ATTENTION)  # their descriptions also mention defaults
 # arguments that are often given to RunConfig or run, and what to write instead
 INSTEAD = {
     **{name: f"write model=preset('small', {name}={{value}})" for name in declared(ModelConfig)},

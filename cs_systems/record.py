@@ -445,7 +445,7 @@ def read_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[st
         The records, and messages about the lines that were skipped.
 
     Raises:
-        FileNotFoundError: there is no records file.
+        FileNotFoundError: the records file is missing.
         ConfigError: no line is a record, a JSON object is not a record, or a record has another schema.
     """
     file = records_path(path)
@@ -576,7 +576,7 @@ def some_records(path: str | os.PathLike[str]) -> tuple[list[RunRecord], list[st
     """Return the result of `read_records`, which must contain at least one record.
 
     Raises:
-        ConfigError: there is no record yet, or `read_records` raised it.
+        ConfigError: no record exists yet, or `read_records` raised it.
     """
     records, complaints = read_records(path)
     if not records:

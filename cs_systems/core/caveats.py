@@ -110,7 +110,7 @@ def cut_short(timed: int, wanted: int, done: int | None, ended: str, missing: Se
 
 
 def observed(own_s: float, step_s: float, boundaries: int) -> Iterator[Caveat]:
-    """Yield the caveat for a loop whose phases take notable time to find.
+    """Yield the caveat for a loop if finding its phases takes notable time.
 
     Args:
         own_s: time of the host that this took in a step, in s; on a GPU some of it may be hidden.

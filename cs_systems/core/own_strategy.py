@@ -58,10 +58,10 @@ class Form:
 
 
 def declared(name: str) -> dict[str, Any]:
-    """Return the literals that a strategy's file declares; for a user's own strategy, those of its form.
+    """Return the literals that a strategy's file declares; for a user's own strategy, its form's literals.
 
     Raises:
-        ConfigError: there is no such strategy, or the text of the file does not show what its name refers to.
+        ConfigError: the strategy does not exist, or the text of the file does not show what its name refers to.
     """
     found = plugins.declared("parallel", name)
     return form_of(name).declared if plugins.is_foreign(name) and not found else found

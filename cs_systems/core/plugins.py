@@ -175,7 +175,7 @@ def import_remedy(source: str, error: ImportError) -> str:
 
 
 def _module_name(file: Path) -> str:
-    """Return the name of a file's module in its package, whose folders have an __init__.py."""
+    """Return the name of a file's module in its package, a tree of folders with an __init__.py."""
     package = takewhile(lambda folder: (folder / "__init__.py").is_file(), file.parents)
     return ".".join([*reversed([folder.name for folder in package]), file.stem])
 
@@ -247,7 +247,7 @@ def declared(package: str, name: str) -> dict[str, Any]:
 def declaring(package: str, keyword: str) -> dict[str, Any]:
     """Return the literal that each built-in plug-in declares with a keyword; those without it are left out.
 
-    Only files whose text has the keyword are parsed, so that a help text may ask.
+    Only files with the keyword in their text are parsed, so that a help text may ask.
     """
     texts = {name: KINDS[package].file(name).read_text(encoding="utf-8") for name in names(package)}
     found = {name: declared(package, name) for name, text in texts.items() if f"{keyword}=" in text}

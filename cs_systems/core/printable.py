@@ -19,7 +19,7 @@ INDENT = "· "  # indentation per level of a tree
 LABEL_WIDTH = 9  # width of `report:  `, before a path or a command
 LONGEST_NAME = 60  # longest name on a page, in characters; names of AMD's matrix products have 500
 
-LEGIBLE = "cs_systems.legible"  # error handler of streams whose encoding lacks characters, such as ASCII
+LEGIBLE = "cs_systems.legible"  # error handler of streams with an encoding that lacks characters, as ASCII does
 # replacements of one character each, for columns of a table
 _ASCII = {
     **dict.fromkeys("─━–—−·", "-"),

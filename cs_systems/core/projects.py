@@ -51,7 +51,7 @@ def imported_files(file: Path) -> list[Path]:
 
 
 def _imports_of(file: Path) -> Sequence[str]:
-    """Return the modules that a file may import; those of a relative import begin with its dots."""
+    """Return the modules that a file may import; for a relative import, they begin with its dots."""
     try:
         return _imports(file, file.stat().st_mtime_ns)
     except (OSError, SyntaxError, ValueError, RecursionError):  # reported when the file is imported
@@ -73,7 +73,7 @@ def _imports(file: Path, modified_ns: int) -> tuple[str, ...]:
 
 
 def _files_of(name: str, importer: Path, folders: Sequence[Path]) -> Iterator[Path]:
-    """Yield the files that run if a module is imported: those of its packages, and its own."""
+    """Yield the files that run if a module is imported: the files of its packages, and its own."""
     parts = name.lstrip(".").split(".")
     if dots := len(name) - len(name.lstrip(".")):
         folders = [importer.resolve().parents[dots - 1]] if dots <= len(importer.resolve().parents) else []
@@ -87,7 +87,7 @@ def _files_of(name: str, importer: Path, folders: Sequence[Path]) -> Iterator[Pa
 
 
 def root_with_name(file: Path, name: str) -> Path | None:
-    """Return the folder, of those around a file, whose project has this name; None if there is none."""
+    """Return the folder around a file that holds the project of this name; None if there is none."""
     wanted = name.replace("_", "-").lower()
     for folder in import_folders(file):
         project = _read(folder / FILE).get("project", {})

@@ -59,7 +59,7 @@ UNEQUAL = 10.0
 """Ratio of the sides' variances above which they have none in common. Equal ones of 3 processes exceed it in 18%."""
 
 MEDIAN_OVER_MEAN = 1.3
-"""Assumed ratio of the variance of the median of all samples to that of the trimmed mean of the rounds' medians.
+"""Assumed ratio of two variances: of the median of all samples, and of the trimmed mean of the rounds' medians.
 
 If rounds differ more than the samples of one round, it is 1.2 for 5 rounds, and π/2 over 1.15 for many.
 """
@@ -109,7 +109,7 @@ def summary(samples: Sequence[float]) -> Summary:
     """Return the summary of at least one sample; `low` to `high` is the `median_interval`.
 
     Raises:
-        ValueError: there is no sample.
+        ValueError: the samples are empty.
     """
     import numpy as np
 
@@ -250,7 +250,7 @@ def ratio_interval(
         a_groups: durations of A, by process and round.
         b_groups: durations of B, by process and round.
         confidence: level of the interval.
-        others: durations of other programs on the same machine, whose processes vary as those of A and B do.
+        others: durations of other programs on the same machine; their processes vary as A's and B's do.
 
     Raises:
         ConfigError: a duration is not above 0.

@@ -80,7 +80,7 @@ def _median(group: Sequence[int], durations_s: Sequence[float]) -> float:
 def _at_a_distance(group: list[int], durations_s: Sequence[float]) -> set[int]:
     """Return the steps of the group that come at a fixed distance and take twice as long; empty if there are none.
 
-    Of distances that noise matches equally seldom, it is the one whose fastest step is slowest.
+    Of distances that noise matches equally seldom, it is the one with the slowest fastest step.
     """
     times = [durations_s[i] for i in group]
     n, found = len(times), list[tuple[float, float, range]]()

@@ -28,7 +28,7 @@ class Tracer:
         slower: smallest and largest factor by which it slows down a launching host: of twelve model families on one
             H100 under Kineto, and of ten sizes on one H200 under nsys.
         starts_program: whether it starts the program, so that every recording includes the program's start-up.
-        for_kernels: how to record kernels, for an export that lacks those of a device.
+        for_kernels: how to record kernels, for an export that lacks a device's kernels.
     """
 
     inflation: Inflation | None = None

@@ -77,7 +77,7 @@ def best_unit(units: Iterable[Unit], values: Iterable[float]) -> Unit:
 def resolve(name: str, columns: Collection[str]) -> tuple[str, Unit | None]:
     """Return the column for `name` and the unit in the name, if any: `median_ms` → (`median_s`, ms).
 
-    Raises ConfigError with the nearest names if there is no such column.
+    Raises ConfigError with the nearest names if the column does not exist.
     """
     if name in columns:
         return name, None

@@ -113,7 +113,7 @@ def has_tensor_cores(device_name: str) -> bool:
 
 
 def lacks_bf16(device_name: str) -> bool:
-    """Return whether a device's tensor cores are known to lack bf16, as those of Volta and Turing."""
+    """Return whether a device's tensor cores are known to lack bf16, as Volta's and Turing's do."""
     if peak_flops(device_name, Precision.FP16) is not None:
         return peak_flops(device_name, Precision.BF16) is None
     return _TURING.search(device_name) is not None

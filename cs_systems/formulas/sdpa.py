@@ -129,7 +129,7 @@ def _of_cudnn(call: SdpaCall, gpu: Gpu) -> Iterator[str]:
 
 
 def _is_broadcast(call: SdpaCall) -> bool:
-    """Return whether the mask has 2 or 4 dimensions, each of size 1 or equal to that of the scores."""
+    """Return whether the mask has 2 or 4 dimensions, each of size 1 or as large as the scores'."""
     assert call.mask is not None
     scores = (*call.query[:3], call.key[2])[-len(call.mask) :]
     return len(call.mask) in (2, 4) and all(size in (1, all_) for size, all_ in zip(call.mask, scores, strict=True))

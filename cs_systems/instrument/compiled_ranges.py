@@ -3,7 +3,7 @@
 Inductor writes a Python function that launches a graph's kernels one after another. Here it also writes `mark("block
 3", "ffn")` before a kernel wherever the label changes; kernels, their order and their memory stay the same. A kernel
 lists the operators that it was made of. Each operator lists the modules that called it and the `annotate` that was
-open; an operator of backward lists those of its forward operator.
+open; an operator of backward lists the ranges of its forward operator.
 
 The ranges of BasicTransformerLM have names of its own. In any other model a mark has one range: the path of the
 innermost module, below the compiled one. The same code may run for several blocks that are compiled one by one, so

@@ -59,7 +59,7 @@ def annotate_model(
 
     A range has the name that `structure.range_names` gives: the module's path, or the own model's vocabulary. Lists,
     which are never called, and modules that return their input get no range. Inside a module under torch.compile, the
-    ranges are those of `compiled_ranges`, and those of hooks only where its code runs in eager mode.
+    ranges come from `compiled_ranges`, and from hooks only where its code runs in eager mode.
 
     depth: the number of words of the longest path with a range; None for as many as MOST_RANGES allows. names: path →
     range, instead of those names, for every module.

@@ -109,7 +109,7 @@ class StorageTracker(TorchDispatchMode):
     `flops` counts the FLOPs of all operations; `caveats` lists the assumptions behind the bytes of libraries.
 
     Args:
-        device: Type of the device whose storages are counted.
+        device: Type of the device with the storages to count.
         like_cuda: Count as CUDA does: by its caching allocator, with the workspaces of cuBLAS, cuDNN and attention.
         tf32: cuDNN may use TF32 for tensors in fp32.
     """

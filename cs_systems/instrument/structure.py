@@ -331,7 +331,7 @@ def _single(named: Mapping[str, nn.Module], found: dict[str, Block]) -> dict[str
 
 
 def _numbered(named: Mapping[str, nn.Module], found: dict[str, Block]) -> dict[str, Block]:
-    """Return siblings of one class whose names differ in a final number, neither inside a block nor containing one.
+    """Return siblings of one class, named alike but for a final number, neither inside a block nor containing one.
 
     Their children have parameters, unlike the children of a norm that holds its activation.
     """

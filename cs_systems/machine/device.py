@@ -241,7 +241,7 @@ def resolve(name: str) -> Device:
     Each rank on a machine gets the GPU with the index LOCAL_RANK.
 
     Raises:
-        DeviceUnavailable: there is no such device here.
+        DeviceUnavailable: this machine has no such device.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

@@ -21,7 +21,7 @@ from cs_systems.readers.forms.trace import Call, Calls, Kernels
 _CAPTURE = re.compile(r"StreamBeginCapture|StreamEndCapture|GraphInstantiate")
 _WAIT = re.compile(r"(Device|Stream|Ctx|Context)Synchronize")
 US = 1e-6
-COARSE_S = 3 * US  # a kernel whose launches take longer on average was not rounded down from less than 1 µs
+COARSE_S = 3 * US  # a kernel with longer launches, on average, was not rounded down from less than 1 µs
 MANY = 2  # launches without a kernel that one kernel without a launch can explain
 IMPLAUSIBLE = 0.5  # share of the kernels; few programs have so many kernels below 1 µs (7% in a step of ResNet-50)
 

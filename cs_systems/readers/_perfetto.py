@@ -323,7 +323,7 @@ class _Reader:
     def _chrome(self, one: _Slice, origin: int) -> dict[str, Any] | None:
         """Return a slice as an event.
 
-        None for slices that no table uses, such as those of the device or inside a library.
+        None for slices that no table uses, such as slices of the device or inside a library.
         """
         label, place = self._place(one)
         plain = one.category.removeprefix("rocm_")

@@ -49,7 +49,7 @@ def chosen_process(
 
 
 def ranges_elsewhere(counts: Mapping[int, int], launcher: int) -> str:
-    """Return the note for a trace whose ranges are in other processes than the launches of kernels.
+    """Return the note for a trace with its ranges in other processes than the launches of kernels.
 
     If a single other process has ranges, they are used, matched by time: in a container, one program may have two
     process numbers.

@@ -23,7 +23,7 @@ SPLIT = {"parameters": "parameters", "gradients": "gradients", "optimizer_state"
 
 
 def of_a_rank(components: Components, splits: Collection[str], world_size: int) -> Components:
-    """Return the bytes by component on each rank, given those of one process's step."""
+    """Return the bytes by component on each rank, given the bytes of one process's step."""
     return {name: -(-size // world_size) if SPLIT.get(name) in splits else size for name, size in components.items()}
 
 

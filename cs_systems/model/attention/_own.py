@@ -25,7 +25,7 @@ _MASKS = ("mask", "attn_mask", "attention_mask")
 def as_backend(name: str, made: Any) -> Any:
     """Return a user's own object as a function with the arguments of a backend, if it has one of the forms.
 
-    Anything else is returned unchanged. Raises ConfigError for a Function whose forward takes other arguments.
+    Anything else is returned unchanged. Raises ConfigError for a Function if its forward takes other arguments.
     """
     if isinstance(made, AttentionBackend) or not callable(made):
         return made

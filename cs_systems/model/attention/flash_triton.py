@@ -234,7 +234,7 @@ def packed_attention(
 
     q (rows, heads, d_head); k, v (rows, heads_kv, d_head) → (rows, heads, d_head). Sequence i has the rows starts[i] to
     before starts[i + 1] of each: int32, on the device of q, from 0 to the number of rows. longest_*: the length of the
-    longest sequence, or more. The other options are those of `attention`, for each sequence. The values in starts are
+    longest sequence, or more. `attention` has the same other options, here for each sequence. The values in starts are
     not checked, because that would wait for the GPU.
     """
     check_window(window, causal)

@@ -107,7 +107,7 @@ class _Own:
 
 
 class _AsModule(nn.Module):
-    """Module around a user's object that holds the model as `module` and calls it, but is no nn.Module itself."""
+    """Module around a user's object that holds the model as `module` and calls it, but is not an nn.Module."""
 
     def __init__(self, model: nn.Module, own: Callable[..., Any]) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ class Signature(NamedTuple):
     """Operator with the shape of each input: () for an input that is not a tensor, a tuple of shapes for a list.
 
     `shapes` is None where it was not recorded. `arguments` are the values of the other inputs as texts, for the
-    operators whose FLOPs depend on them.
+    operators with FLOPs that depend on them.
     """
 
     name: str

@@ -102,7 +102,7 @@ KernelRow = tuple[Function, float, float, int, int, bool, int]
 class Kernels(Columns):
     """All kernel executions in order of their start: the fields of `Kernel` as columns.
 
-    `thread` and the times of the launch are those of the call to which the profiler attributes the kernel. It may lie
+    `thread` and the times of the launch come from the call to which the profiler attributes the kernel. It may lie
     inside `call`, the index in `Trace.calls`. All are UNKNOWN or NaN where the launch was not recorded.
     """
 
