@@ -38,7 +38,7 @@ _OTHER_PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::baddbmm", "aten::
 
 
 class Operator(NamedTuple):
-    """Operator of a call; `arguments` has None in place of the scores, whose position is `scores_at`."""
+    """Operator of a call; `arguments` has None in place of the scores, at position `scores_at`."""
 
     function: Any
     arguments: tuple[Any, ...]

@@ -25,7 +25,7 @@ CHECK_SHARED = f"{CHECK_DISK}, and if the ranks run on several nodes, choose a f
 def take(out: Path, lost: str, remedy: str = CHECK_DISK) -> Any:
     """Return the readings that `leave` wrote, in the profiler's type, and delete their file.
 
-    Raises ProfileLost if there is no file; `lost` names the missing readings.
+    Raises ProfileLost without a file; `lost` names the missing readings.
     """
     try:
         found = json.loads(_path(out).read_text())

@@ -44,7 +44,7 @@ def region(out: Path, device: Device, model: Any) -> Iterator[None]:
 
 
 def again(out: Path, device: Device, workload: Any) -> None:
-    """Run the step once more with the dtypes of CUDA's autocast, on a CPU whose autocast was on."""
+    """Run the step once more with the dtypes of CUDA's autocast, if the CPU's autocast was on."""
     from cs_systems.instrument.cuda_autocast import cuda_autocast
     from cs_systems.instrument.dtype_readings import DtypeReadings, reading
 

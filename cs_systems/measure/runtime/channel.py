@@ -30,7 +30,7 @@ _HEADER = struct.Struct(">4sIIIII")
 _LONGEST_BYTES = 1 << 30
 EXIT_FORKED, EXIT_LOST = 81, 82
 OPTIMIZER_MODULES = ["torch._dynamo"]  # torch's optimizers import this
-# Remedy for a worker whose messages this process cannot read.
+# Remedy for a worker with messages that this process cannot read.
 BUG = "measure again, and if it recurs, report this as a bug of cs-systems"
 
 

@@ -82,7 +82,7 @@ def preflight(cell: Cell, device: Device) -> int | None:
 
 
 class TooLarge(MemoryError):
-    """Error for a cell whose predicted peak exceeds the host's memory, so that it is not run."""
+    """Error for a cell that is not run, because its predicted peak exceeds the host's memory."""
 
 
 def _refuse_too_large(predicted_bytes: int | None, device: Device) -> None:
@@ -341,7 +341,7 @@ def _own_peak_bytes(cell: _Cell, device: Device) -> int | None:
 def _region(cell: _Cell, device: Device, out: Path | None) -> Callable[[], AbstractContextManager[object]]:
     """Return the factory of the profiler's context for the timed steps.
 
-    Hooks are installed on an uncompiled model, and on a user's own compiled model, whose code then names its modules.
+    Hooks are installed on an uncompiled model, and on a user's own compiled model, as its code then names its modules.
     """
     if not cell.config.is_profiled:
         return nullcontext

@@ -147,7 +147,7 @@ def _fetch(run: Callable[[], Any], step: ModuleStep, mode: Any) -> None:
 
 
 def _check(config: RunConfig) -> None:
-    """Raise Unavailable for a cell whose memory fake tensors cannot predict."""
+    """Raise Unavailable for a cell if fake tensors cannot predict its memory."""
     if config.subject is not Subject.OWN:
         raise Unavailable(
             f"only your own models are predicted on fake tensors, and workload {config.workload} is not one; "

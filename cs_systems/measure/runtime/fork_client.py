@@ -125,7 +125,7 @@ def fork_guardian(
 
     Args:
         plan: the guardian's plan; each command's `argv` are a worker's arguments, its descriptors first.
-        descriptors: the log, the ends of the control and status pipes, then those of each command in order.
+        descriptors: the log, the ends of the control and status pipes, then each command's own, in order.
         environment: the variables of the guardian; a command's `env` is added to them.
         timeout_s: the time that the server may take to start.
 

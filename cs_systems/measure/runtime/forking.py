@@ -1,4 +1,4 @@
-"""Checks of a process that forks others, and the end of a fork, which is that of a program."""
+"""Checks of a process that forks others, and the end of a fork, which ends as a program does."""
 
 from __future__ import annotations
 

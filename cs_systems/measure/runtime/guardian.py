@@ -94,7 +94,7 @@ class Guardian:
             output.close()
 
     def _spawn(self, argv: list[str], env: dict[str, str], fds: list[int], output: IO[bytes] | None) -> int:
-        """Start a process with these descriptors, whose output goes to `output` or the guardian's; return its PID."""
+        """Start a process with these descriptors and its output in `output` or the guardian's; return its PID."""
         process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,

@@ -52,7 +52,7 @@ class ObjectState:
     """Values and structure of all objects that a setup reaches, except its `batches` and objects held by functions."""
 
     def __init__(self, setup: TrainingSetup | None = None, **others: Any) -> None:
-        """Keep the state. Raises ConfigError for a model whose parameters or buffers have no values yet.
+        """Keep the state. Raises ConfigError if a parameter or buffer of the model has no values yet.
 
         others: further objects by name, which may include modules and optimizers.
         """
@@ -208,7 +208,7 @@ def _contents(value: Any) -> Iterator[_Content]:
 
 
 _HEAP_TYPE = 1 << 9  # flag of classes made by a `class` statement
-_OF_LIBRARY = {  # standard-library modules whose classes are containers or base classes of data
+_OF_LIBRARY = {  # standard-library modules with classes that are containers or base classes of data
     *("abc", "argparse", "builtins", "collections", "contextlib", "dataclasses", "functools", "types", "typing")
 }
 _OF_TORCH = ("torch.nn", "torch.optim", "torch.amp", "torch.ao")

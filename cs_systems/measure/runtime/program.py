@@ -29,7 +29,7 @@ class Program:
     """Program to run.
 
     title: its name for people. words: its arguments. python: the interpreter for a script, so that its loop can be
-    recorded; None for another program, whose name is the first of `words`. folder, environment: where it runs, and with
+    recorded; None for another program, named by the first of `words`. folder, environment: where it runs, and with
     which variables.
     """
 
@@ -119,7 +119,7 @@ def run_program(
 ) -> Ended:
     """Run a program without input, capture its output, and end what it leaves running, also on an interrupt.
 
-    environment: variables in addition to those of this process.
+    environment: variables in addition to this process's own.
     """
     log = Log(None)
     began_s = time.perf_counter()

@@ -125,7 +125,7 @@ class _Rank:
 
     @property
     def timed_out_in_nccl(self) -> bool:
-        """Flag of a rank whose log has NCCL's timeout, because it waited for a peer that did not arrive.
+        """Flag of a rank with NCCL's timeout in its log, because it waited for a peer that did not arrive.
 
         A step may print such a line too. NCCL's line comes only after the rank was silent for its whole patience.
         """

@@ -51,7 +51,7 @@ class Imports:
 
     @classmethod
     def read(cls, path: Path) -> Imports | None:
-        """Return the imports in a file; None if there is no such file, or an incomplete one."""
+        """Return the imports in a file; None if it is missing or incomplete."""
         try:
             found = json.loads(path.read_text())
             return cls(tuple(found["modules"]), found["file"], found["refusal"])

@@ -315,7 +315,7 @@ class Supervisor:
                     yield self._lost_record(current, repeat, error)
 
     def _lost_record(self, config: RunConfig, repeat: int, error: Exception) -> RunRecord:
-        """Return the record of a cell whose processes were lost."""
+        """Return the record of a cell that lost its processes."""
         if isinstance(error, WorkerTimeout):
             return self._record(config, repeat, "timeout", f"{error}{error.remedy}")
         if isinstance(error, (NotStarted, ChannelError)):

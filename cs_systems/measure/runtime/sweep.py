@@ -331,7 +331,7 @@ def sweep(
     repeats: number of measurements of each cell, each in a new process, so that the variance between processes shows.
     timeout_s: for one visit to a cell (building, warm-up and the steps of one round).
     fresh: rename the folder's records and start over.
-    skip_oom: a cell whose predicted peak exceeds the device's memory becomes an oom record without being run; the
+    skip_oom: a cell with a predicted peak above the device's memory becomes an oom record without being run; the
         same sweep without it runs the cell.
     interleave: visit all cells in turn, `rounds` times, instead of finishing one after the other.
     shuffle_seed: shuffle the order of the cells, anew in each repeat.

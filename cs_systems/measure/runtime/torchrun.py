@@ -221,7 +221,7 @@ class Job:
         return "timeout", hung(", ".join(map(self._name, ranks)), patience_s)
 
     def _dead(self, ranks: list[int]) -> list[int]:
-        """Return those of these ranks that ran on this host and have ended."""
+        """Return which of these ranks ran on this host and have ended."""
         mine = [rank for rank in ranks if self._hellos[rank].host == socket.gethostname()]
         return [rank for rank in mine if not is_running(self._hellos[rank].pid)]
 

@@ -1,6 +1,6 @@
 """Error of a user's own model in low precision against fp32, over one step; not a timing.
 
-The columns are those of `precision_error`. The reference is in fp32, because code that converts tensors to a fixed
+`precision_error` has the same columns. The reference is in fp32, because code that converts tensors to a fixed
 dtype does not run in float64. The two steps have the same parameters, batch and seed.
 """
 

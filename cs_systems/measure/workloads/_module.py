@@ -39,7 +39,7 @@ APPLIED = tuple(name for name, each in FIELDS.items() if Subject.MODEL in each.s
 class ModuleStep(Training):
     """Training step of any model. The options of APPLIED and the device apply to it.
 
-    In fp8, the linear layers whose sizes allow it are replaced.
+    In fp8, the linear layers are replaced if their sizes allow it.
     """
 
     def __init__(self, cell: Cell, device: Device, setup: TrainingSetup) -> None:

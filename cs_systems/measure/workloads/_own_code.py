@@ -36,7 +36,7 @@ from cs_systems.model.transformer import BasicTransformerLM
 STEPS = 20  # steps of an optimizer
 SHAPES = ((64, 32), (64,))  # shapes of a weight and a bias
 MAX_NORM = 1.0
-LARGE = 1000.0  # factor for logits whose exponentials overflow
+LARGE = 1000.0  # factor for logits, so that their exponentials overflow
 LENGTH = 128  # sequence length of an attention call
 SMALL = ModelConfig("small own", d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=64, context_length=16)
 
@@ -191,7 +191,7 @@ IGNORES_MASK = "is_causal has no effect"
 def attention_row(name: str, function: Callable[..., Any], call: AttentionCall) -> OwnCodeRow:
     """Compare an attention function with naive in float64: the output, and the gradients that the call needs.
 
-    A causal call whose result is that without the mask has a note.
+    A causal call with the same result as without the mask has a note.
     """
 
     def pairs(causal: bool = call.causal) -> Pairs:
@@ -220,7 +220,7 @@ def attention_row(name: str, function: Callable[..., Any], call: AttentionCall) 
 
 
 def model_row(name: str, make: Callable[[ModelConfig], nn.Module], device: torch.device) -> OwnCodeRow:
-    """Compare the logits of a language model with those of the built-in model with the same parameters."""
+    """Compare the logits of a language model with the built-in model's, for the same parameters."""
 
     def pairs() -> Pairs:
         built_in, own = BasicTransformerLM(SMALL).to(device), make(SMALL).to(device)

@@ -47,7 +47,7 @@ class TrainingSetup:
         scheduler: a function that takes the optimizer and returns a learning-rate scheduler, or a scheduler; it steps
             after the optimizer.
         clip_norm: largest norm of all gradients together, in the phase `clip`.
-        accumulate: batches per step, whose gradients are averaged.
+        accumulate: batches per step; their gradients are averaged.
         forward: `forward(model, batch)` → outputs, where the model is not called as described above.
     """
 

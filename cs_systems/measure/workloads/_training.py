@@ -26,7 +26,7 @@ from cs_systems.model.training.optimizers import optimizer_class
 
 
 class Training(Workload):
-    """Training step whose `config.mode` selects the phases; the subclass defines forward and loss.
+    """Training step of the phases that `config.mode` selects; the subclass defines forward and loss.
 
     Attributes:
         model: the model without a wrapper.
@@ -73,7 +73,7 @@ class Training(Workload):
             raise Unavailable(str(error)) from error
 
     def _check_optimizer(self) -> None:
-        """Raise ConfigError unless the optimizer is one whose step needs no argument."""
+        """Raise ConfigError unless the optimizer's step needs no argument."""
         if not callable(getattr(self.optimizer, "step", None)):
             raise ConfigError(
                 f"optimizer returned {shown(self.optimizer)}, which is not an optimizer; give a "

@@ -10,7 +10,7 @@ clocks of different machines are compared.
 - `transfer`: `calls` calls in a row, as nccl-tests times them; divided by `calls` it is the time of one. A rank that
 arrives late lengthens `skew` and not this. On a CPU, where nothing is launched, it includes Python's share of a call.
 
-Sizes and rates are those of `collectives`. Buffers hold zeros, which stay zeros however often they are summed.
+`collectives` defines sizes and rates. Buffers hold zeros, which stay zeros however often they are summed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class Collective(Workload):
-    """Workload of one collective, without a `cost`: the rates of links describe it, not those of memory.
+    """Workload of one collective, without a `cost`: the rates of links describe it, not memory's.
 
     `sent` and `received` are this rank's buffers; they are the same tensor where the collective works in place.
     """

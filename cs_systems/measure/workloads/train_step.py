@@ -72,7 +72,7 @@ class TrainStep(Training):
         # lm_head stays in higher precision, as usual, because fp8 would round the logits
         if config.precision is Precision.FP8:
             fp8.use_fp8(model.layers)
-        # the compiler must see the operators whose outputs a selective checkpoint keeps
+        # the compiler must see the operators with outputs that a selective checkpoint keeps
         in_block = config.compile_scope == "block" and config.checkpoint.startswith("selective")
         if not in_block:
             checkpointing.apply_checkpointing(model, config.checkpoint)
