@@ -98,7 +98,7 @@ def _events(profile: Profile, answer: Answer) -> Iterator[Event]:
 
 
 class _Threads:
-    """Small numbers of the host's threads: those of nsys have 64 bits, more than a viewer keeps."""
+    """Small numbers of the host's threads: nsys's have 64 bits, more than a viewer keeps."""
 
     def __init__(self, trace: Trace) -> None:
         columns = [each.thread for each in (trace.calls, trace.ranges, trace.functions)]

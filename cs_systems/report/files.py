@@ -25,7 +25,7 @@ REMEDIES = {
     errno.ENAMETOOLONG: SHORTER,
     errno.ENXIO: "start the program that reads the FIFO first",
 }
-# links in these folders lead to open descriptors, whose file position must be kept
+# links in these folders lead to open descriptors, which must keep their file position
 STREAMS = (Path("/dev"), Path("/dev/fd"))
 
 

@@ -29,7 +29,7 @@ __all__ = ["CELL_COLUMNS", "CLEAN", "PHASE_COLUMNS", "STEP", "by_kind", "frame",
 # At a prompt, pandas shows the first and the last columns that fit; these answer most questions.
 _FIRST = ("phase", "median_s", "p10_s", "p90_s")
 _LAST = ("peak_allocated_bytes", "mfu", "status")
-CLEAN = "none"  # profiler field of clean records, whose times are valid timings
+CLEAN = "none"  # profiler field of clean records: their times are valid timings
 
 
 def load(path: str | os.PathLike[str]) -> pd.DataFrame:

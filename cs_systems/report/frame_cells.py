@@ -28,7 +28,7 @@ def _ordered() -> dict[str, Declared]:
 
 LIKE = {
     path: ".".join([*path.split(".")[:-1], each.field.like]) for path, each in LEAVES.items() if each.field.like
-}  # path of a field → path of the field whose value it takes when it is None
+}  # path of a field → path of the field that gives its value when it is None
 FIELD_COLUMNS = _ordered()
 _OF_FIELDS = {
     name: CellColumn(each.field.heading, meaning=each.field.meaning, kind=kind_of(each.kind))
@@ -51,7 +51,7 @@ class Identity(TypedDict):
 
 
 class CellResults(TypedDict):
-    """Columns of a record after those of its fields: its environment, and the results of the whole cell."""
+    """Columns of a record after its fields: its environment, and the results of the whole cell."""
 
     status: Annotated[str, Column(meaning="ok, oom, unavailable, timeout, killed or error")]
     reason: Annotated[str | None, Column(meaning="why there is no number")]

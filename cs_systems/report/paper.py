@@ -16,7 +16,7 @@ from cs_systems.report.tables.records import tables
 
 
 def write(records: Sequence[RunRecord], folder: Path) -> list[Path]:
-    """Write the files into the folder, over those of an earlier call, and return their paths."""
+    """Write the files into the folder, over an earlier call's files, and return their paths."""
     made = tables(records)
     folder.mkdir(parents=True, exist_ok=True)
     texts = {"tables.tex": latex.latex(made, None, False), "tables.typ": typst.typst(made, None, False)}

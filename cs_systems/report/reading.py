@@ -14,7 +14,7 @@ from cs_systems.core.validation import field_types
 from cs_systems.record import OR_AGAIN, RunRecord, read_records
 from cs_systems.record import some_records as any_records
 
-# columns are not checked, because those of users' own workloads are not declared
+# columns are not checked, because users' own workloads do not declare theirs
 _TABLES = dict[str, list[dict[str, Any]]]
 _PLAIN = frozenset({str, int, float, bool})
 STATUSES = ("ok", "oom", "unavailable", "timeout", "killed", "error")

@@ -70,7 +70,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 
 
 def _with_contents(page: str) -> str:
-    """Return a page whose sections have anchors, `#section-NAME`, with a list of them if there are many."""
+    """Return a page with an anchor for each section, `#section-NAME`, and a list of them if they are many."""
     if "<body>" not in page:
         return page  # a part of a page
     known = dict[str, str]()  # anchor → heading, as escaped HTML

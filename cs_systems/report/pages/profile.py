@@ -176,7 +176,7 @@ def _overhead(results: Tables) -> list[tuple[str, str]]:
 
 
 def _section(name: str, rows: Sequence[Row], notes: Sequence[str], kernels: Mapping[str, str]) -> _templates.Section:
-    """Return one section; names are shown in their short form, those of kernels as in the timeline."""
+    """Return one section; names are shown in their short form, kernels' as in the timeline."""
     declared = ON_PAGE[name]
     cut = {column: _cut(column, rows) for column in declared.titles}
     if "kernel" in cut:

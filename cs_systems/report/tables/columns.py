@@ -31,7 +31,7 @@ LEAST_SHOWN = 1 / 100  # in the shared unit: a column with a smaller value has a
 
 
 class Added(TypedDict):
-    """Columns that tables have in addition to those of the frame."""
+    """Columns that tables have in addition to the frame's."""
 
     range_s: Annotated[tuple[float, float] | None, tables.Column("p10 … p90")]
     note: Annotated[str, tables.Column(meaning="caveats of the cell, or why it has no number")]
@@ -134,7 +134,7 @@ def _under_heading(heading: str, phases: Sequence[str]) -> str | None:
 
 
 def distinct(names: Iterable[str], rows: pd.DataFrame, whole: pd.DataFrame) -> list[str]:
-    """Return the names without those of a column that an earlier name has, possibly in another unit."""
+    """Return the names without further names of a column that came before, possibly in another unit."""
     known, shown = phases_of(whole), phases_of(rows)
     found: dict[tuple[str | None, str], str] = {}
     for name in names:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cs_systems.report.tables.table import Table as Shown
 
 SCHEMA_VERSION = 1
-CELLS = "cells"  # name of a table of records, whose columns are those of the frame
+CELLS = "cells"  # name of a table of records, with the columns of the frame
 MOST_BYTES = 8_000  # of a short answer: about 2,000 tokens
 MOST_EVIDENCE = 2  # rows of evidence per diagnosis in a short answer
 # What a short answer that is too long keeps of its words, and of each table before whole tables are left out.

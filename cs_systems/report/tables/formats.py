@@ -160,7 +160,7 @@ def comma_separated(tables: Sequence[Table], width: int | None, color: bool) -> 
     return out.getvalue()
 
 
-# `pages.tables` adds html, whose templates are above this folder.
+# `pages.tables` adds html: its templates are above this folder.
 FORMATS: dict[str, Callable[[Sequence[Table], int | None, bool], str]] = {
     "terminal": terminal,
     "markdown": markdown,

@@ -99,7 +99,7 @@ def tables(
 ) -> list[Table]:
     """Return one Table per workload among the records, in order of appearance; profiled ones are separate.
 
-    The arguments are those of `render`.
+    The arguments are the same as `render`'s.
     """
     made, kinds = [], by_kind(without_retried(records))
     names = [*dict.fromkeys(str(of_kind[0].config["workload"]) for of_kind in kinds.values())]
@@ -464,7 +464,7 @@ def _parse_pivot(pivot: str, phases: Sequence[str]) -> tuple[list[Spec], list[Sp
 
 
 def _middle(found: list[Any]) -> Any:
-    """Return the (lower) median of a cell's repeats; its status if none has a number; None if there is no such cell."""
+    """Return the (lower) median of a cell's repeats; its status if none has a number; None without such a cell."""
     numbers = sorted(v for v in found if not isinstance(v, str))
     return numbers[(len(numbers) - 1) // 2] if numbers else next(iter(found), None)
 

@@ -20,7 +20,7 @@ def tables(records: Sequence[RunRecord], names: Sequence[str]) -> str:
 
 
 def measured(records: Sequence[RunRecord], names: Iterable[str] = ()) -> str:
-    """Return the pieces of a command that measured: diagnoses, origin, cells, then those of these tables with rows."""
+    """Return the pieces of a command that measured: diagnoses, origin, cells, then these tables if they have rows."""
     from cs_systems.analysis.diagnosis import diagnose
     from cs_systems.report import origins
     from cs_systems.report.tables.records import render
