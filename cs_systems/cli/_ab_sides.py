@@ -107,7 +107,7 @@ def of_revisions(
             folder = tree / within
             if rest[0] != "-m" and not (folder / rest[0]).is_file():
                 raise ConfigError(f"{revision} has no script {rest[0]!r}; correct the path, or choose another revision")
-            # The revision's own modules come before those of an editable installation of the user's folder.
+            # The revision's own modules come before an editable installation of the user's folder.
             environment = {"PYTHONPATH": os.pathsep.join(filter(None, [*_sources(tree), os.environ.get("PYTHONPATH")]))}
             python = sys.executable
             if setup is not None:

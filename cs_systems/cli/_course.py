@@ -110,7 +110,7 @@ def planned(
     """Return the plan of a task. Raises ConfigError if --full asks for the handout's size and it cannot run here.
 
     sizes, contexts: of the model, instead of the task's. code, model: the user's own, as `path.py:name` or
-    `module:name`. renewed: folders that earlier commands began anew, to which those of this plan are added; None to
+    `module:name`. renewed: folders that earlier commands began anew, to which this plan's are added; None to
     continue recorded cells.
     """
     out = folder / (task.folder or task.name)

@@ -46,7 +46,7 @@ _current: ContextVar[_Document | None] = ContextVar("document", default=None)
 def printing(args: Any) -> Iterator[None]:
     """Run a command with these arguments; with --format json, write its document at the end, unless it failed."""
     if getattr(args, "format", None) != "json":
-        reset = _current.set(None)  # a command may run others, whose output is text
+        reset = _current.set(None)  # a command may run others, which print text
         try:
             yield
         finally:

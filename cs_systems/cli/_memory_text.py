@@ -26,7 +26,7 @@ SELECTIVE = (
 )
 WHOLE = "a model that is compiled as a whole has no blocks: use --compile-scope block"
 COMPILED = "the compiler decides which tensors a compiled model keeps"
-WIDE = 100  # from this width on, shares of all tensors stand next to those of a block
+WIDE = 100  # from this width on, shares of all tensors stand next to a block's shares
 ROOM_OF_NUMBERS = 24  # width of the columns count, bytes and share, with the space between them
 TOP = 5  # rows of the table of saved tensors; the record has all
 

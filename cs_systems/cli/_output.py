@@ -223,7 +223,7 @@ def check_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path] = (
 
     Args:
         outputs: The file that each option names.
-        inputs: Files that the command reads, and folders of runs, whose own files are kept.
+        inputs: Files that the command reads, and folders of runs, which keep their own files.
     """
     named = {option: file for option, file in outputs.items() if file is not None}
     inputs = tuple(inputs)

@@ -95,7 +95,7 @@ def _answer(answers: IO[str], message: Mapping[str, Any]) -> None:
 def main() -> None:
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     nothing = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):  # what a module reads or prints while it is imported is no message
+    for stream in (0, 1, 2):  # what a module reads or prints while it is imported is not a message
         os.dup2(nothing, stream)
     os.close(nothing)
     reason = refusal(**json.loads(requests.readline()))

@@ -37,7 +37,7 @@ def heading(found: Attribution, names: TensorNames, recorded: Sequence[str] = ()
 
 
 def shown_moment(found: Attribution) -> str:
-    """Return a phrase for the moment whose memory the tables show: the peak, or the end of the history."""
+    """Return a phrase for the moment that the tables show: the peak, or the end of the history."""
     return moment(has_peak=found.replay.has_peak, has_events=len(found.replay.snapshot.events) > 0)
 
 

@@ -62,7 +62,7 @@ def run_and_report(
     """Measure the cells (or list them, with --dry-run), print the table, and return the exit status.
 
     show: prints details of each record, given the folder that holds it, before the table.
-    experiments_s: the time for experiments of all cells together. tables: those of a document, with --format json.
+    experiments_s: the time for experiments of all cells together. tables: the tables of a document, with --format json.
     columns: of the printed table, next to the usual ones.
     """
     from cs_systems.analysis.comparison.verdict import verdict

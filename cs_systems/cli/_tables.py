@@ -146,7 +146,7 @@ def _filled(text: str, width: int) -> str:
 
 
 def _joined(sentences: Sequence[str], width: int) -> list[str]:
-    """Return the sentences wrapped; one that fits beside the end of the one before it stands there."""
+    """Return the sentences wrapped; one that fits after the end of the one before it stands there."""
     made: list[str] = []
     for sentence in sentences:
         beside = _filled(f"{made[-1]} · {sentence}", width) if made else ""

@@ -207,7 +207,7 @@ def _profiles(args: Compare, cell: str, a: RunRecord, b: RunRecord, totals: Coun
             sections.append((DIFFERENCES[by], [*rows[:TOP], rows[-1]], notes))
         elif rows:
             sections.append((DIFFERENCES[by], rows, []))
-    if args.format == "json":  # whose notes stand apart from the tables
+    if args.format == "json":  # its notes stand apart from the tables
         named = [(replace(table, caption=f"{cell}: {table.caption}"), rows, notes) for table, rows, notes in sections]
         return "".join(_tables.document_text("json", [], named, args.output))
     sides = " · ".join(f"{side}: {describe(r.run_config)}" for side, r in zip(SIDES, (a, b), strict=True))

@@ -319,7 +319,7 @@ def _megabytes(text: str) -> float:
 
 
 def texts(records: Sequence[RunRecord], format: str, width: int | None, short: bool = False) -> list[str]:
-    """Return the tables of checks, without which times mean nothing, then those of each group of cells.
+    """Return the tables of checks, without which times mean nothing, then the tables of each group of cells.
 
     short: of each group, only the tables of a short answer, without explanations of their columns.
     """

@@ -137,7 +137,7 @@ def _show(args: Report) -> int:
 
 
 def _records(folder: Path, advice: Advice | None) -> tuple[list[RunRecord], list[str]]:
-    """Return the records of a folder; those of a search of a script lie in a folder for each process."""
+    """Return the records of a folder; a search of a script has a folder of records for each process."""
     from cs_systems.record import records_path
     from cs_systems.report.reading import some_records
 

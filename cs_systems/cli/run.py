@@ -1,6 +1,6 @@
 """Record the loop of an unedited script: its phases, as a record; on a GPU or with --with, a profile too.
 
-Steps of a training are found by its optimizer, those of an inference by calls of the model. The script keeps its
+Steps of a training are found by its optimizer, steps of an inference by calls of the model. The script keeps its
 arguments, output, results and exit status; the report goes to standard error.
 """
 

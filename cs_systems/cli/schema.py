@@ -19,7 +19,7 @@ from cs_systems.config import one_of
 from cs_systems.core.tables import INDEX, Table
 
 DOCUMENT, RECORD = "document", "record"
-# The folders whose files declare tables; none of them imports torch.
+# The folders with files that declare tables; none of them imports torch.
 WINGS = ("core", "record", "formulas", "readers", "analysis", "report", "cli")
 
 
