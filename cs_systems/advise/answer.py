@@ -138,7 +138,7 @@ def row_of(lever: str, change: str = "", status: str = "", reason: str = "") -> 
 
 
 def filled(row: TrialRow, record: RunRecord, start: RunRecord) -> TrialRow:
-    """Return a row with the numbers of a record, of the same kind as those of the search's start."""
+    """Return a row with the numbers of a record, of the same kind as the search's start has."""
     return row | {
         "step_s": step_s(record, start),
         "peak_bytes": peak_bytes(record),

@@ -8,7 +8,7 @@ from statistics import median
 LEAST_TIMEOUT_S, TIMES_USUAL = 30.0, 2.0  # least limit of a process: in s, and in times of a usual one
 MOST_OF_BUDGET = 1 / 4  # largest share of the budget that one process may take
 LATEST = 7  # processes that show how long the next one takes: after a compiler is kept, each takes longer
-# Processes of the last comparison, of start and best, whose time no trial may take; few of them give a wide interval.
+# Processes of the last comparison, of start and best: no trial may take their time; few of them give a wide interval.
 LEAST_PROOF, MOST_PROOF = 4, 24
 OF_PROOF = 0.3  # share of the budget that they may take, once there is something to prove
 

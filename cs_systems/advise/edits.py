@@ -129,7 +129,7 @@ def without_calls(names: Collection[str]) -> Edit:
 
 
 def chained(*edits: Edit) -> Edit:
-    """Return the edit that makes those of these edits that find a place."""
+    """Return one edit that makes each of these edits that finds a place."""
 
     def edit(source: str) -> str | None:
         changed = source
@@ -190,7 +190,7 @@ def name_of(call: ast.Call) -> str:
 
 
 def all_calls(source: str, names: Collection[str] = ()) -> list[ast.Call]:
-    """Return the calls whose dotted name, or its last part, is one of these; without names, all calls."""
+    """Return the calls of these dotted names, or of names that end with one; without names, all calls."""
     found = _nodes_of(source).calls
     return [node for node in found if not names or name_of(node) in names or dotted(node.func) in names]
 

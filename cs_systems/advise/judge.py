@@ -30,7 +30,7 @@ def level_after(pair: int) -> float:
 
     The error of 5% is divided among the pairs of an option on one best cell; where another cell becomes the best, a
     trial begins anew. The test of core/sequential.py assumes less, but takes at least 8 pairs, too many for a search of
-    minutes. The few processes of a cell hardly show how much they vary, so that those of the other cells show it too.
+    minutes. The few processes of a cell hardly show how much they vary, so that the other cells' show it too.
     """
     error = 1 - statistics.CONFIDENCE
     if pair <= FEW_PAIRS:
@@ -45,7 +45,7 @@ class Judgement(NamedTuple):
     """Ratio of the candidate to the best cell, below 1 for a gain, with its interval.
 
     is_gain: None while neither a gain nor its absence is certain.
-    is_sure: False if the variation between processes is an assumption, or that of other programs, and the ratio is
+    is_sure: False if the variation between processes is assumed, or taken from other programs, and the ratio is
         below PLAIN.
     """
 
@@ -207,7 +207,7 @@ class Goal:
     """Quantity that a search reduces, per trained token.
 
     Attributes:
-        value: returns a record's number, of the same kind as that of the search's start; None if it is unknown.
+        value: returns a record's number, of the same kind as the search's start has; None if it is unknown.
         column: the column with this number in the table of trials; its suffix is the unit.
         judge: compares the records of two cells.
         word: the adjective after "2 times as", such as `fast`.

@@ -250,7 +250,7 @@ class Option:
 
 @dataclass
 class Changes:
-    """Objects that a hook changed, and those of its kind that it left as they are, where a diff cannot tell them apart.
+    """Objects that a hook changed, and others of their kind that it left, where a diff cannot tell them apart.
 
     Calling it returns whether the hook changed anything so far.
     """

@@ -51,7 +51,7 @@ def training(candidates: Sequence[RunRecord], starts: Sequence[RunRecord]) -> Ch
         if not all(map(math.isfinite, curve)):
             return Check(False, "its loss is NaN or infinite", False)
     known = [base[0], *others]
-    # one curve is compared with that of its seed, a mean of several with the mean of as many
+    # one curve is compared with the curve of its seed, a mean of several with the mean of as many
     pairs = [(base[0], other) for other in others] if len(curves) == 1 else [*itertools.combinations(known, 2)]
     curve, same, of_mean = _mean(curves), _mean(base[: len(curves)]), math.sqrt(len(curves))
     apart, spread = _apart(curve, same), max(_apart(*pair) for pair in pairs) / of_mean

@@ -103,7 +103,7 @@ class ScriptBench(Budgeted):
     def check(self, cell: Cell) -> Check:
         """Compare the losses of the recorded steps with the start's; the limit is the start's spread over seeds.
 
-        Where those of one seed are too far apart, those of all seeds decide: workers of a loader, for example, leave
+        Where one seed's are too far apart, the losses of all seeds decide: workers of a loader, for example, leave
         the random state of the script in another place, and so change the order of its samples.
         """
         assert isinstance(cell, ScriptPlan)

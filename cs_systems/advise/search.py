@@ -294,7 +294,7 @@ class Search:
         self.situation = replace(self.situation, cell=option.cell, history=(*self.situation.history, record))
 
     def _mark_replaced(self, plan: ScriptPlan) -> None:
-        """Mark the kept levers whose place a lever of this plan takes."""
+        """Mark the kept levers that a lever of this plan replaces."""
         replaced = {row["lever"] for row in self.rows if row["status"] == "kept"} - {*plan.levers}
         for row in self.rows:
             if row["lever"] in replaced:
@@ -373,7 +373,7 @@ class Search:
 
     @property
     def _is_steady(self) -> bool:
-        """Flag of processes that hardly vary: those of the model if they wait for a GPU, and not for the host."""
+        """Flag of processes that hardly vary: the model's own if they wait for a GPU, and not for the host."""
         return self._is_model_on_gpu and not any(map(is_launch_bound, self._records.get(self.best, ())))
 
     def _known(self) -> list[RunRecord]:
@@ -387,7 +387,7 @@ class Search:
         return records[-1:] if self._latest == self.best else []
 
     def _comparison(self, base: Cell, cell: Cell) -> _Compared:
-        """Return a new comparison, whose pairs show other comparisons how much processes vary."""
+        """Return a new comparison; its pairs show other comparisons how much processes vary."""
         self.comparisons.append(found := _Compared(base, cell))
         return found
 

@@ -26,7 +26,7 @@ def options(situation: Situation) -> Sequence[Option] | str:
 
 
 def _fitting(situation: Situation) -> Iterator[str]:
-    """Yield the backends that may be fastest here; the experiment ranks those of PyTorch."""
+    """Yield the backends that may be fastest here; the experiment ranks PyTorch's own."""
     if not situation.on_gpu:
         yield "sdpa_flash"
     elif situation.config.precision not in HALF:

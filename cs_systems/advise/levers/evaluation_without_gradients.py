@@ -69,14 +69,14 @@ def _switches_off(block: ast.With) -> bool:
 
 
 def _uses(function: ast.FunctionDef) -> set[str]:
-    """Return the names that a function calls, and those of its attributes that train or switch gradients."""
+    """Return the names that a function calls, and its attributes that train or switch gradients."""
     parts = [part for each in (*function.body, *function.decorator_list) for part in ast.walk(each)]
     called = {name_of(part) for part in parts if isinstance(part, ast.Call)}
     return called | ({part.attr for part in parts if isinstance(part, ast.Attribute)} & TRAINS)
 
 
 def _reached(name: str, uses: Mapping[str, set[str]]) -> set[str]:
-    """Return the names that a function uses, with those of the script's functions that it calls."""
+    """Return the names that a function uses, itself or in functions of the script that it calls."""
     found, open_ = set[str](), [name]
     while open_:
         new = uses.get(open_.pop(), set()) - found

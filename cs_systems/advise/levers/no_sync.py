@@ -83,7 +83,7 @@ def _loops(tree: ast.AST) -> Iterator[tuple[ast.For, Sequence[ast.stmt]]]:
 
 
 def _own(body: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Yield the parts of a loop's body, without those of loops and functions in it."""
+    """Yield the parts of a loop's body, without the parts of loops and functions in it."""
     for part in body:
         yield part
         if not isinstance(part, (ast.For, ast.While, ast.Lambda, *DEFINITIONS)):

@@ -37,5 +37,5 @@ LEVER = Lever(
         replaces={"compile": "reduce_overhead compiles the model already"},
     ),
     remedies=("launch-bound",),
-    cost=6.0,  # less than that of compile, so that it comes first where launches are a third of the step or more
+    cost=6.0,  # less than compile's, so that it comes first where launches are a third of the step or more
 )
