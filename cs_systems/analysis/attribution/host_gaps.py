@@ -136,7 +136,7 @@ def _with_call(name: str, stack: Sequence[str]) -> str:
 
 
 def written_names(trace: Trace, names: Iterable[str]) -> list[str]:
-    """Return the Python functions of the user, as `evaluate() at train.py:88`, without those of installed packages."""
+    """Return the Python functions of the user, as `evaluate() at train.py:88`, without installed packages' own."""
     found = (_FUNCTION.fullmatch(name) for name in names)
     own = [one for one in found if one and not _INSTALLED.search(one["file"])]
     return [

@@ -1,4 +1,4 @@
-"""Phases of a trace whose ranges do not mark forward and backward, inferred from what every PyTorch program records.
+"""Phases of a trace without ranges of forward and backward, inferred from what every PyTorch program records.
 
 - backward: launched under a backward operator (autograd's sequence numbers, or a name such as `MmBackward0`, which is
   all that PyTorch 1.8 recorded), or in a thread that runs only backward;

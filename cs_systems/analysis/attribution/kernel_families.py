@@ -1,6 +1,6 @@
 """Family of a kernel by its name: the rules are data, and the first match counts.
 
-The names are those of CUDA libraries and compilers from Ampere to Blackwell, and of ROCm's libraries. The family gives
+The names come from CUDA libraries and compilers from Ampere to Blackwell, and from ROCm's libraries. The family gives
 a kernel's purpose, which decides what limits it. A kernel that fuses several families belongs to the one that takes
 most of its time.
 """
@@ -134,7 +134,7 @@ _XMMA = re.compile(
 _TENSILE = re.compile(r"(?:Custom_)?(?P<kernel>Cijk_[A-Za-z]+_[A-Za-z]+_[A-Z\d]+)_(?:\w*?_)?MT(?P<tile>\d+x\d+x\d+)")
 
 _LENGTH = re.compile(r"\d{1,3}")
-# Parts of a mangled name whose digits are no length: values, references to other parts, and types such as `DF16b`.
+# Parts of a mangled name with digits that are no length: values, references to other parts, types such as `DF16b`.
 _NO_LENGTH = re.compile(r"L[a-z]n?\d+E|[ST][0-9A-Z]*_|DF\d+[b_x]?")
 
 

@@ -158,7 +158,7 @@ def _applied(trace: Trace, own: Sequence[Habit], habits: Sequence[Habit]) -> tup
 
 
 def _renamed(trace: Trace, habits: Sequence[Habit], names: set[str]) -> tuple[Trace, list[Habit]]:
-    """Return the trace with meanings appended to the matching range names, and the entries whose names matched."""
+    """Return the trace with meanings appended to the matching range names, and the entries that matched."""
     means: dict[str, str] = {}
     used = []
     for habit in habits:

@@ -68,7 +68,7 @@ class OwnTimes(TypedDict):
 
 
 class TreeRow(ClassRow, OwnTimes):
-    """Modules whose paths differ only in block numbers, in `tree`; values are sums over them."""
+    """Modules with paths that differ only in block numbers, in `tree`; values are sums over them."""
 
     module: Annotated[str, Column(beside=50)]
     part: str | None
@@ -97,7 +97,7 @@ _TIMES = "forward_s backward_s time_s share flops achieved_flops_per_s ceiling_s
     headings={"path": "module"},
 )
 def modules(profile: Profile, costs: Costs = NO_COSTS) -> list[ModuleRow]:
-    """Return one row for each module, in the order of the model; none without kernels, whose time they divide."""
+    """Return one row for each module, in the order of the model; none without kernels, as they divide their time."""
     known = profile.trace.modules
     if known is None or not profile.trace.kernels:
         return []
@@ -290,7 +290,7 @@ def why_nothing(profile: Profile) -> str | None:
 
 
 def _flops(row: Mapping[str, Any] | None) -> int | None:
-    """Return the FLOPs of forward and backward together; only those of forward if there was no backward."""
+    """Return the FLOPs of forward and backward together; only forward's if there was no backward."""
     known = [row[f"{phase}_flops"] for phase in PHASES if row.get(f"{phase}_flops") is not None] if row else []
     return sum(known) if known else None
 

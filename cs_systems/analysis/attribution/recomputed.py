@@ -3,7 +3,7 @@
 They are found by operators if torch.profiler or emit_nvtx recorded these. Reentrant checkpoints run forward in a node
 of their own, `CheckpointFunctionBackward`. Other checkpoints run it when a node unpacks its saved tensors: only then
 does an operator inside a node have its own sequence number. Double backward has such operators too, but their names say
-so. Without operators, the share is estimated from kernels that only forward runs, such as those of fused attention.
+so. Without operators, the share is estimated from kernels that only forward runs, such as fused attention's.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from cs_systems.readers.forms.trace import Trace, steps_of
 
 CHECKPOINT = re.compile(r"Checkpoint\w*Backward")
 NODE = re.compile(r"Backward\d*\b")
-FORWARD_ONLY = re.compile(r"fwd|forward", re.IGNORECASE)  # marks a kernel whose backward has another name
-ONCE = ("attention", "softmax", "norm")  # families whose forward kernels never run in a backward
+FORWARD_ONLY = re.compile(r"fwd|forward", re.IGNORECASE)  # marks a kernel with a backward of another name
+ONCE = ("attention", "softmax", "norm")  # families with forward kernels that never run in a backward
 
 
 class Recomputed(NamedTuple):

@@ -75,7 +75,7 @@ class SequenceRoute:
     def _forward_threads(self) -> dict[int, int]:
         """Return a map from autograd's number of a thread to the thread itself.
 
-        It is the thread whose forward operators have the most of these sequence numbers; the first of equal ones.
+        It is the thread with the most of these sequence numbers in its forward operators; the first of equal ones.
         """
         ops, which = self._ops, np.flatnonzero(self._ops.forward_thread != 0)
         votes: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)

@@ -17,7 +17,7 @@ from cs_systems.readers.forms.trace import Kernels, Step, steps_of
 
 MOST_OF_IT = 0.5  # least share of a slow step's extra time that its cause must take
 NEARLY_ALL = 0.8  # least share of the extra kernel time in forward passes, if they alone are the cause
-PASS = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)  # phases whose ranges do not name the extra work of a slow step
+PASS = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)  # their ranges do not name the extra work of a slow step
 UPDATE = (Phase.OPTIMIZER, Phase.CLIP, COMMUNICATION)  # phases of a step that ends a gradient accumulation
 
 

@@ -11,7 +11,7 @@ from cs_systems.analysis.attribution.kernel_families import family, short_name
 from cs_systems.readers.forms.trace import Kernels, Step, steps_of
 
 LARGE = 0.05  # least share of the kernel time in the first steps; smaller kernels are ignored
-# Least ratio of a kernel's growth to that of all. At a lower clock, memory-bound kernels slow down less than products.
+# Least ratio of a kernel's growth to all kernels'. At a lower clock, memory-bound kernels slow down less than products.
 ALIKE = 0.5
 ENDS = 5  # number of parts into which the steps are divided; the first and the last part are compared
 

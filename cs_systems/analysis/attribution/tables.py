@@ -33,7 +33,7 @@ from cs_systems.readers.forms.trace import Function, steps_of
 ALL = "all"
 DISAGREES = 0.03  # share of the wall clock; above it, a step's times disagree
 K = TypeVar("K")
-# parts whose matrix products belong to attention itself, not to projections
+# parts with matrix products of attention itself, not of projections
 PRODUCTS = ("attention.scores", "attention.value")
 PHASES = (*(phase.value for phase in Phase), COMMUNICATION, *LOOP_PHASES, UNATTRIBUTED)
 

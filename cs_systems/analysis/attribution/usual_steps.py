@@ -178,7 +178,7 @@ def _of_process(trace: Trace, whole: Step) -> Step:
 
 
 def busiest(profile: Profile) -> int:
-    """Return the device whose kernels take the most time."""
+    """Return the device with the most kernel time."""
     times: dict[int, float] = defaultdict(float)
     for (_, device), kernels in profile.by_step.items():
         times[device] += kernels.time_s
@@ -188,7 +188,7 @@ def busiest(profile: Profile) -> int:
 def paced(profile: Profile) -> list[Step]:
     """Return each step from the end of the previous step's kernels to the end of its own.
 
-    The first step, and a step whose range begins long after the previous one's end, begin with their ranges.
+    The first step, and a step with a range that begins long after the previous one's end, begin with their ranges.
     """
     ends: dict[int, float] = {}
     for (number, _), kernels in profile.by_step.items():

@@ -149,7 +149,7 @@ class UpdatesRow(TypedDict):
     stale: int  # of these, steps with gradients that an earlier step had used already
     cleared: int  # of these, steps with gradients that were cleared after their backward pass
     missing: int  # of these, steps without any gradient
-    zero: int  # of these, steps whose gradients are all zero
+    zero: int  # of these, steps with gradients that are all zero
     learning_rate: float | None  # largest of the parameter groups
     dtype: str | None  # dtype of the parameters, if all have the same
     compared_steps: int  # number of steps between two readings of the weights
@@ -267,7 +267,7 @@ class CutSamplesRow(TypedDict):
 
 
 class CovariancesRow(TypedDict):
-    """Multivariate normal distributions that one line makes, whose matrices are diagonal."""
+    """Multivariate normal distributions with diagonal matrices that one line makes."""
 
     given: str  # the argument, such as "covariance_matrix"
     rows: int  # of a matrix
@@ -403,7 +403,7 @@ class RepeatedRowsRow(TypedDict):
 
 
 class ProductOrderRow(TypedDict):
-    """Product of three matrices, (left right) other, whose other order needs much less arithmetic, on a CPU.
+    """Product of three matrices, (left right) other; its other order needs much less arithmetic, on a CPU.
 
     The left one is batches × rows × inner, the right one inner × summed, and the other one summed × width.
     """
@@ -433,7 +433,7 @@ class SparseFactorRow(TypedDict):
 
 
 class SamplesAsTimeRow(TypedDict):
-    """Recurrent layer without batch_first whose input has the samples of the batch where it expects steps of time."""
+    """Recurrent layer without batch_first that gets the samples of the batch where it expects steps of time."""
 
     module: str  # its name in the model, such as `Net.gru`
     kind: str  # its class

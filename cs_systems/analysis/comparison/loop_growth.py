@@ -17,7 +17,7 @@ GROUPS = 15  # number of groups of steps of which the fastest are compared
 PARTS = 5  # number of parts into which the readings are divided
 FEWEST_PHASES, LEAST_PHASE_S = 3, 5e-5  # phases from which, and seconds with which, they can be compared
 LEAST_ALIKE = 0.15  # rise of all phases; below it, noise may hide which of them rises
-ALIKE = 0.5  # least rise of each phase, as a share of that of all
+ALIKE = 0.5  # least rise of each phase, as a share of the rise of all
 LEAST_RISE = 0.3  # least rise between two parts, as a share of the mean rise; an allocator's pools grow with pauses
 
 

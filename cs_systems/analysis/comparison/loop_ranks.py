@@ -165,7 +165,7 @@ class CollectiveRow(TypedDict):
 
 
 class UnreducedRow(TypedDict):
-    """Model in DistributedDataParallel whose gradients the ranks do not average, so that their weights differ."""
+    """Model in DistributedDataParallel with weights that differ, because the ranks do not average its gradients."""
 
     model: str
     parameters: int

@@ -39,7 +39,7 @@ def whole_loop_time(
 ) -> list[LoopTimeRow]:
     """Return a row for each kind of all steps of a loop, recorded or not.
 
-    compiling, sampled: the numbers of the steps that compiled, and of those of which the stack was sampled.
+    compiling, sampled: the numbers of the steps that compiled, and of the steps with a sampled stack.
     longer: how many times as long as a usual step a sampled one takes for that.
     """
     numbers = [number for number in range(len(durations_s)) if number not in compiling]

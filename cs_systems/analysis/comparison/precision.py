@@ -58,7 +58,7 @@ class Speedup(TypedDict):
 
 
 class GainRow(Speedup):
-    """Step of a cell in one precision: medians of the step, whose ratio is the speed-up, and of its phases."""
+    """Step of a cell in one precision: medians of the step and of its phases; the steps' ratio is the speed-up."""
 
     precision: str
     forward_s: Annotated[float | None, Column("fwd")]

@@ -19,7 +19,7 @@ from cs_systems.core.tables import Column, Row, Table
 from cs_systems.core.units import human, signed
 from cs_systems.record import RunRecord
 
-# share of kernel time; above this difference, the layers of one side are known better than those of the other
+# share of kernel time; above this difference, the layers of one side are known better than the other's
 UNEQUAL = 0.05
 MOST_FAMILIES = 3  # named in the sentence about a difference
 

@@ -173,17 +173,17 @@ def clocks(job: Merged) -> str:
 
 
 def _aligning(job: Merged) -> list[Match]:
-    """Return the matches by whose ends the clocks are aligned."""
+    """Return the matches that align the clocks, by their ends."""
     return [match for match in job.matches if match.any.name in TOGETHER] or [*job.matches]
 
 
 def _groups(job: Merged) -> set[frozenset[int]]:
-    """Return the sets of ranks whose clocks a collective aligns."""
+    """Return the sets of ranks with clocks that a collective aligns."""
     return {frozenset(match.calls) for match in _aligning(job)}
 
 
 def _connected(groups: Collection[frozenset[int]], rank: int) -> set[int]:
-    """Return the ranks whose clocks are aligned with that of one rank, itself included."""
+    """Return the ranks with clocks aligned with one rank's, itself included."""
     found = {rank}
     while near := {other for group in groups if group & found for other in group} - found:
         found |= near

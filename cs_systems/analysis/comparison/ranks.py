@@ -421,13 +421,13 @@ def rank_rows(job: Merged) -> list[JobRankRow]:
     "collective ranks size_bytes calls_per_step waiting_s transfer_s algbw_bytes_per_s busbw_bytes_per_s",
     name="collectives",
     brief=first(4),
-    notes=("transfer: from the arrival of the last rank; the bandwidths are those of the transfer",),
+    notes=("transfer: from the arrival of the last rank; the bandwidths are of the transfer alone",),
     most=20,
 )
 def collective_rows(job: Merged) -> list[CollectiveRow]:
     """Return one row for each kind, group and size of collective, the longest first; times are means of one call.
 
-    Bandwidths are those of the transfer: from the arrival of the last rank.
+    Bandwidths are of the transfer alone: from the arrival of the last rank.
     """
     groups: dict[tuple[str, str, int | None], list[Match]] = defaultdict(list)
     for match in job.matches:
@@ -493,7 +493,7 @@ def _alone_s(job: Merged, one: Rank) -> float:
 
 
 def leading(job: Merged) -> Rank:
-    """Return the rank whose own work determines the step's duration: it waits the least for the others."""
+    """Return the rank that determines the step's duration by its own work: it waits the least for the others."""
     return min(job.ranks, key=lambda one: times.exposed_waiting_s if (times := job.times_of(one)) else 0.0)
 
 

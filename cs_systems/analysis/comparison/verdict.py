@@ -1,4 +1,4 @@
-"""Verdict of a run whose cells differ in one field: how much faster the fastest is than the first cell."""
+"""Verdict of a run with cells that differ in one field: how much faster the fastest is than the first cell."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Replay of a snapshot's events: what was allocated when, from its state at the end back to before recording.
 
-The bytes are those of `torch.cuda.memory_allocated()`: the allocated size, from the allocation until its free is
+The bytes are counted as by `torch.cuda.memory_allocated()`: the allocated size, from the allocation until its free is
 requested (or completed, where no requests were recorded). The events hold requested sizes only, so the replay repeats
 the allocator's arithmetic:
 
@@ -89,7 +89,7 @@ class Replay:
 
     @property
     def is_cut(self) -> bool:
-        """Flag of a history whose first events were dropped, by the blocks that are left or by a round number."""
+        """Flag of a history that lost its first events, by the blocks that are left or by a round number."""
         count = len(self.snapshot.events)
         is_round = count >= ROUND and (count % ROUND == 0 or count.bit_count() == 1)
         ran_before = self.before_allocations > 0 or bool(self.reserved_at(BEFORE))

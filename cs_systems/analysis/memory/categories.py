@@ -87,7 +87,7 @@ def attribute(replay: Replay) -> Attribution:
     if replay.snapshot.sidecar is not None:
         made = _by_tensor(replay, replay.snapshot.sidecar.tensors, made)
         if named := sum(a.tensor is not None for a in made):
-            notes.append(f"{named} allocations are identified by the tensors in the JSON file beside the snapshot")
+            notes.append(f"{named} allocations are identified by the tensors in the JSON file next to the snapshot")
     if not any(a.tensor and a.tensor.kind == "parameter" for a in made):
         made, inferred = _before_by_size(made)
         notes += inferred

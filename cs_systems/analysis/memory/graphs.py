@@ -1,4 +1,4 @@
-"""Graphs of autograd that no backward uses: a forward pass with gradients, whose output is only looked at.
+"""Graphs of autograd that no backward uses: a forward pass with gradients and an output that is only looked at.
 
 Without gradients a pass frees each tensor when the next operator has read it. With gradients it keeps them for
 backward; if none comes, all are freed at once, when the program releases the output of the pass. Such a burst of frees,

@@ -30,7 +30,7 @@ from cs_systems.core.tables import Column, table
 from cs_systems.core.units import human
 from cs_systems.readers.snapshot import Snapshot
 
-MOST_EXAMINED = 10  # requests whose free pieces are found: the last, since each takes a pass over all events
+MOST_EXAMINED = 10  # requests with free pieces to find: the last, since each takes a pass over all events
 EXPAND = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 OTHER_POOL = "a free piece is large enough, but belongs to another stream or pool"
 LIMIT = "the device had enough free memory: a limit of the process (set_per_process_memory_fraction) was reached"

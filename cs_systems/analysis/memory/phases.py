@@ -1,6 +1,6 @@
 """Phase and layer of each event of a snapshot: by ranges where there are some, else by stacks.
 
-The rules are data: ANYWHERE, INNERMOST and NO_STACK, and for ranges those of `core.range_names`. A range counts for
+The rules are data: ANYWHERE, INNERMOST and NO_STACK, and for ranges `core.range_names`. A range counts for
 all threads, by time.
 """
 

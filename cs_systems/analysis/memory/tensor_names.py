@@ -56,7 +56,7 @@ def tensor_names(attribution: Attribution, size: str | None = None) -> TensorNam
     """Return the names for a snapshot: by the sidecar's configuration, else by the preset `size`, else by a guess.
 
     Raises:
-        ConfigError: The preset is unknown, or is not that of the snapshot.
+        ConfigError: The preset is unknown, or is not the snapshot's.
     """
     sidecar = attribution.replay.snapshot.sidecar
     config = sidecar.config if sidecar else None

@@ -278,7 +278,7 @@ def _bands(rest: Iterable[Attributed], begins: Moment, ends: Moment, end_ns: int
 def _segments(found: Attribution, names: TensorNames, texts: dict[str, _Texts], stacks: _Stacks) -> list[SegmentView]:
     """Return the segments by pool and address, with their blocks as columns.
 
-    Of too many blocks, those of the largest segments are returned.
+    Of too many blocks, the blocks of the largest segments are returned.
     """
     replay = found.replay
     order = {category: number for number, category in enumerate(CATEGORIES)}

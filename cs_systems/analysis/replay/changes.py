@@ -242,7 +242,7 @@ def less(costs: Costs, factor: float, segment: Floats, work: Floats) -> Costs:
 def host_in(to: Subject, ranges: Ranges) -> tuple[Floats, Floats]:
     """Return how much of each call's segment and of its own work is inside of ranges.
 
-    The ranges of a call's own thread count, and those of the main thread, which waits meanwhile.
+    The ranges of a call's own thread count, and of the main thread, which waits meanwhile.
     """
     r, costs = to.graph.recorded, to.costs
     recorded = to.graph.costs.segment

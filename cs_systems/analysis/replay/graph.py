@@ -33,7 +33,7 @@ TOLERANCE_S = 10 * US  # tolerance of an activity's start; anything later by mor
 CALL_TOLERANCE_S = 50 * US  # tolerance of a call's end
 NEAR_S = 20 * US  # longest gap between two activities of a stream that were both queued
 LEAST_BURST = 3  # calls of a thread in a row, if it takes turns with the main thread
-# a thread with a larger share of calls that overlap those of the main thread does not take turns with it
+# a thread with a larger share of calls that overlap the main thread's does not take turns with it
 OVERLAPS = 0.05
 USUAL_WAIT_S = 3 * US  # own work assumed for a call that waits, if no call of its name ran without waiting
 LONG = 3.0  # times the usual duration of a launch: it was blocked
@@ -75,7 +75,7 @@ class Costs:
         duration: each activity's own.
         until: earliest end of each activity as set from outside, such as by the other ranks of a collective; -inf if
             not set.
-        back: from the end of an activity to that of each call, if it waits for it.
+        back: from the end of an activity to the end of each call, if it waits for it.
     """
 
     segment: Floats

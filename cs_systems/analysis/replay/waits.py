@@ -21,7 +21,7 @@ SYNCS = (Kind.DEVICE_SYNC, Kind.STREAM_SYNC, Kind.EVENT_SYNC)
 US = 1e-6
 SKEW_S = 20 * US  # most time by which the clocks of host and device may differ
 AT_ONCE_S = 15 * US  # from the end of an activity to the start of one that waited for it
-CLOSE_S = 200 * US  # from the end of an activity to that of a call that frees memory
+CLOSE_S = 200 * US  # from the end of an activity to the end of a call that frees memory
 LATE_S = 3 * US  # later than its stream and its launch explain
 
 
@@ -82,7 +82,7 @@ class WaitEdges(NamedTuple):
     """Activities that calls and other activities wait for.
 
     awaited: call → activities that it waits for. depends: activity → activities of other streams. inside: activities
-    that run inside their call, which waits for them. guessed: stream waits whose cause the file does not name.
+    that run inside their call, which waits for them. guessed: stream waits without a cause in the file.
     """
 
     awaited: dict[int, list[int]]

@@ -81,7 +81,7 @@ def change(text: str) -> Change:
     """Return the change that a text names, such as `family:matmul=0.5`.
 
     Raises:
-        ConfigError: There is no such change, or no trace can tell it.
+        ConfigError: The change is unknown, or no trace can tell it.
     """
     if text == STRAGGLER:
         raise ConfigError(f"--what-if {text} compares ranks; give the traces of all ranks of a job")

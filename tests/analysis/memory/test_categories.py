@@ -392,7 +392,7 @@ def test_sidecar_names_tensors(tmp_path: Path) -> None:
     (tmp_path / "made.pickle.json").write_text(json.dumps(data))
     found = found_in(allocator.snapshot(), tmp_path)
     names = tensor_names(found)
-    assert found.notes == ("1 allocations are identified by the tensors in the JSON file beside the snapshot",)
+    assert found.notes == ("1 allocations are identified by the tensors in the JSON file next to the snapshot",)
     assert [a.category for a in found.allocations] == ["gradients", "activations", "activations", "activations"]
     assert [names.name(a) for a in found.allocations] == [
         "w.grad, 10 float32",
