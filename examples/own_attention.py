@@ -1,4 +1,4 @@
-"""Time your own attention function beside a built-in backend, alone and inside the model.
+"""Time your own attention function next to a built-in backend, alone and inside the model.
 
     cs-systems attention --attention naive examples/own_attention.py:attend --dtype fp32
     cs-systems time --size tiny --attention naive examples/own_attention.py:attend

@@ -3,7 +3,7 @@
     python examples/two_ranks.py
 
 Shows `strategy` and `world_size`. The ranks are processes that this command starts: with NCCL on two GPUs, with gloo
-on a CPU. A sample's time is that of the slowest rank. `cs-systems parallel` adds exposed communication and memory.
+on a CPU. A sample's time is the slowest rank's. `cs-systems parallel` adds exposed communication and memory.
 """
 
 import cs_systems

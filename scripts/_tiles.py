@@ -1,7 +1,7 @@
 """Backends of flash_triton with one square tile for its three kernels, and the resources that they use.
 
 Backends, as in `--attention scripts/_tiles.py:tile_64`: Triton's default of 3 stages, and 4 warps, for 128 × 128 twice
-that. Before anything is launched its kernels are compiled, and a call whose block would need more than the GPU has is
+that. Before anything is launched its kernels are compiled, and a call with a block that needs more than the GPU has is
 refused with the two numbers.
 
 Workloads, as in `--workload scripts/_tiles.py:sm_86`: those kernels for the call of the config, compiled for that

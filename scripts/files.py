@@ -1,7 +1,7 @@
 """List of the repository's files, each with the first line of its description.
 
     python3 scripts/files.py                    # all; or: make files
-    python3 scripts/files.py readers tests/cli  # files whose path contains a word; make files FOLDER=readers
+    python3 scripts/files.py readers tests/cli  # files with a word in their path; make files FOLDER=readers
 
 A file's line is the first one of its docstring or, where it is not Python, the first sentence of its first comment.
 """

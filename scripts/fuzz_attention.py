@@ -49,7 +49,7 @@ ONE_ROW_LONGEST = 4096
 class Kind:
     """Combination of properties for which a kernel is compiled.
 
-    lengths: length of the keys compared with that of the queries. layout: memory layout of q, k and v. even_q, even_k:
+    lengths: length of the keys compared with the queries'. layout: memory layout of q, k and v. even_q, even_k:
     16 divides the length; Triton compiles such lengths separately, as it does a length or number of 1.
     """
 
@@ -347,7 +347,7 @@ def summary(fuzz: Fuzz, tally: Tally, drawn_cases: int, asked: int) -> Iterator[
 
 
 def ratios(fuzz: Fuzz, tally: Tally) -> Iterator[tuple[str, str, float]]:
-    """Return (dtype, result, root mean square of the errors over that of the other backend)."""
+    """Return (dtype, result, root mean square of the errors over the other backend's)."""
     for name, dtype, what in sorted(tally.squares):
         if name == fuzz.name != fuzz.against:
             theirs = tally.squares[str(fuzz.against), dtype, what]

@@ -5,7 +5,7 @@ backward; after warm-up `repeats` steps are timed, each phase by the device's cl
 means are reported. FLOPs by convention: forward 4·B·S²·H·d, halved when causal; backward 2.5 times that; together 3.5
 times that over the sum of both means: flash-attention's benchmark, unlike the model FLOPs of cs_systems, credits the
 scores that backward computes again. Memory: the allocator's peak from before qkv is made, in MiB; null where unknown.
-Output: a JSON file; beside the numbers stand the inputs, all samples, the environment and the predicted memory. What
+Output: a JSON file; next to the numbers stand the inputs, all samples, the environment and the predicted memory. What
 does not fit the device gives nulls and the status "oom". Exit status 2 where the call cannot be measured here.
 
     python scripts/lab5.py --batch_size 32 --seq_len 1024 --num_heads 32 --emb_dim 2048 --impl Flash2 --causal \\
@@ -197,7 +197,7 @@ packed_flash2.preflight = partial(_preflight, gathers=False)  # type: ignore[att
 
 
 def _flash2_function() -> Callable[..., Tensor]:
-    """Return flash-attn's function; AttributeError if only flash-attn-4 is installed, whose `flash_attn` is empty."""
+    """Return flash-attn's function; AttributeError if only flash-attn-4 is installed: its `flash_attn` is empty."""
     function: Callable[..., Tensor] = importlib.import_module("flash_attn").flash_attn_qkvpacked_func
     return function
 

@@ -279,7 +279,7 @@ class Session:
         return True
 
     def _traced(self, paths: set[str]) -> tuple[dict[tuple[str, int], set[str]], dict[str, float]]:
-        """Return the tests that reach each line, and how long each test takes; a fork runs those of each file."""
+        """Return the tests that reach each line, and how long each test takes; a fork runs the tests of each file."""
         reached: dict[tuple[str, int], set[str]] = defaultdict(set)
         lasted: dict[str, float] = {}
         by_file: dict[str, list[str]] = defaultdict(list)

@@ -157,7 +157,7 @@ def _write_images(folder: Path, seed: list[int], count: int, distinct: int) -> N
 
 
 def _sentences(count: int, seed: int = 0, words: int = 5_000) -> list[str]:
-    """Return sentences of about 22 words, as long as those of MRPC; common words come often."""
+    """Return sentences of about 22 words, as long as MRPC's; common words come often."""
     generator = random.Random(seed)
     known = _words(words)
     weights = [1 / (rank + 1) for rank in range(words)]

@@ -2,7 +2,7 @@
 
 Method: the two recordings among the test data (3 training steps, 714 kernels, one H200) are repeated, each time later
 and with launches of its own, until they are as large as asked for; the one of nsys gets CUDA calls until it has two for
-each kernel. Then every table is made from each in a process of its own, whose time and memory count, and so do other
+each kernel. Then every table is made from each in a process of its own; its time and memory count, and so do other
 tools on the same file, in turns: `nsys stats` where nsys is installed, and HolisticTraceAnalysis with --hta.
 Where other programs want the processors too, the time on a processor is what to go by, and the load says so.
 Output: one line for each file and tool. Committed: profiles/analyze_speed/.

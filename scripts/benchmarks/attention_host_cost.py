@@ -2,7 +2,7 @@
 
 Method: one process; for each backend a forward, and a forward with its backward, through its public function and
 autograd. A sample is many calls in a row, submitted while a sleeping kernel occupies the GPU, so that the host waits
-for nothing: the host's time is the submission over the number of calls. The device's time is that of the same calls,
+for nothing: the host's time is the submission over the number of calls. The device's time is for the same calls,
 between two events, behind the sleeping kernel. If the queue of launches fills, so that the host has to wait after all,
 the number of calls is halved. All backends are compiled first, and then measured in rounds, one after the other. The
 row `python_autograd` is the floor for a backend written in Python: an autograd function that allocates and saves what

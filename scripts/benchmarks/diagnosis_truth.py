@@ -1,4 +1,4 @@
-"""Score of our conclusions on programs with a planted fault and on healthy ones: the share whose cause is named.
+"""Score of our conclusions on programs with a planted fault and on healthy ones: the share with a named cause.
 
 Question: do the first sentences name the true cause of a fault, and none on a healthy program?
 Method: diagnosis_truth/faults/ holds programs with one planted fault each, and healthy ones. They were written before
@@ -388,7 +388,7 @@ def judge(case: Case, answer: Answer) -> Verdict:
 
 
 def recorded() -> list[tuple[Case, Answer]]:
-    """Return the cases whose records on a GPU are kept, with the sentences that they give now."""
+    """Return the cases with kept records of a GPU, and the sentences that they give now."""
     import gzip
 
     sys.path.insert(0, str(ROOT))

@@ -108,7 +108,7 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
 
 @dataclass(frozen=True)
 class Followed:
-    """Fault whose remedy was followed, with the mean steps of each pair of runs, in seconds."""
+    """Fault with a remedy that was followed, with the mean steps of each pair of runs, in seconds."""
 
     fault: str
     sentence: str

@@ -1,10 +1,10 @@
-"""Forked trials of `cs-systems advise` beside new processes: whether their steps agree, and how much sooner they end.
+"""Forked trials of `cs-systems advise` and new processes: whether their steps agree, and how much sooner forks end.
 
 Question: is the step of a script as long, and does it vary as much, if its process is a fork of one that has imported
 torch, and how long does a trial take each way?
 Method: planted programs of diagnosis_truth/faults/loops run on a CPU with one thread, unedited, as trials of a search:
 by turns as new processes and as forks of one server, in pairs of alternating order. A process counts by its median
-step; its variation is the standard deviation of the logarithms. The interval of the ratio is that of `compare`.
+step; its variation is the standard deviation of the logarithms. The interval of the ratio is `compare`'s.
 Output: a markdown table with a row for each program. For a quiet machine; about 10 s for each pair.
 Committed: profiles/advised_scripts/forked_trials.md.
 

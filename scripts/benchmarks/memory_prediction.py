@@ -147,7 +147,7 @@ def missing(records: Sequence[RunRecord]) -> list[RunConfig]:
 
 
 def measure(out: Path, budget_s: float) -> None:
-    """Add records to those of `out`. Raises ConfigError if the new ones come from another torch version or device."""
+    """Add records to `out`. Raises ConfigError if the new ones come from another torch version or device."""
     known, began = read_records(out)[0] if records_path(out).exists() else [], time.monotonic()
     configs, origins = missing(known), {_origin(record) for record in known}
     print(f"{len(configs)} of {len(cells())} cells are missing", file=sys.stderr)

@@ -2,11 +2,11 @@
 
     python3 scripts/benchmarks/model_families.py --json families.json
 
-Models come from configurations with random weights; those whose package is absent are skipped with the reason. For each
+Models come from configurations with random weights; without its package, one is skipped with the reason. For each
 the script times a training step, records three more with torch.profiler, counts the FLOPs of one, and prints:
 
 - in modules: share of the kernel time of forward and backward that belongs to a module
-- sum: time of the outermost module against that of forward and backward
+- sum: time of the outermost module compared with forward and backward
 - FLOPs: the model FLOPs of the record's cost, and the ratio of the executed ones to FlopCounterMode's around the same
   step; above 1 where the step runs operators of `flop_counter.EXTRA`, which FlopCounterMode leaves out, and below 1
   where a fused attention leaves hidden tiles out

@@ -19,7 +19,7 @@ The list is a TOML file, of programs that the user has checked out below --root:
     name = "nanoGPT train.py"
     folder = "nanoGPT"                      # the working directory, below --root
     command = ["train.py", "config/x.py"]   # what follows `python`
-    clocks = {forward = ["model:GPT.forward"]}  # clocks besides those of backward, optimizer and input
+    clocks = {forward = ["model:GPT.forward"]}  # clocks in addition to backward, optimizer and input
     mask = ['loss time \\S+']               # also masked in standard output
     ranks = 2                               # started by torchrun
     env = {SOME = "value"}

@@ -2,7 +2,7 @@
 
 Method: the snapshot among the test data (two training steps on one H200, 1,356 events) is repeated until it has as many
 events as asked for, each copy later, and pickled as PyTorch does: frames are shared among stacks, each event has a list
-of frames and texts of its own. Then every table is made from it in a process of its own, whose time and memory count,
+of frames and texts of its own. Then every table is made from it in a process of its own; its time and memory count,
 and so is the page. Headless Chromium opens that in a new tab each time; it says itself how long it took from the
 navigation until it was drawn (`readyMs`), and how long a frame takes at zooms from all to a millionth of it.
 Output: a line each. The promises are under 15 s and 2 GB; a page under 20 MB that opens in under 10 s.

@@ -1,8 +1,8 @@
 """List of figures in README and docs that were measured with code that has changed since.
 
-Method: SOURCES maps each quoted file under profiles/ to the code whose change may move its numbers. A figure counts as
-measured in the last commit that touched its data: the records beside it, else the file itself. Every later commit
-that touched a source counts, those of merged branches too; what is not committed does not.
+Method: SOURCES maps each quoted file under profiles/ to the code that may move its numbers. A figure counts as
+measured in the last commit that touched its data: the records next to it, else the file itself. Every later commit
+that touched a source counts, on merged branches too; what is not committed does not.
 Output: a line for each figure: when it was measured, and which sources have changed since, in how many commits; of many
 sources, those with most commits. A changed source does not prove the number wrong: it says what to measure again before
 quoting it.

@@ -1,6 +1,6 @@
 """Start-up time of the program, and the cost of a cell beyond its own measurement.
 
-Method: each command's --help as a process of its own, with Python's bare start beside it, also of an earlier checkout
+Method: each command's --help as a process of its own, compared with Python's bare start, also of an earlier checkout
 in turns (--against); processor time too, because other programs lengthen the rest. Then one sweep of small cells on one
 worker. A cell's time is from one record on disk to the next, less what the record accounts for (building the workload,
 warm-up and timed steps). This rest is the harness: request, environment, record, disk.
@@ -41,7 +41,7 @@ class Starts(NamedTuple):
 
 
 def starts(arguments: Sequence[str], runs: int, checkouts: Sequence[Path]) -> list[Starts]:
-    """Return those of Python with these arguments in each checkout, in turns, after an uncounted start of each."""
+    """Return the times of Python with these arguments in each checkout, in turns, after an uncounted start of each."""
     found = [Starts([], []) for _ in checkouts]
     for number in range(runs + 1):
         for checkout, (lasted_s, cpu_s) in zip(checkouts, found, strict=True):

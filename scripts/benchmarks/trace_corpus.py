@@ -2,7 +2,7 @@
 
 Method: every file of a folder is read as the command reads it. `count`, a reader of its own that shares no code with
 the package, loads the whole file and adds up its kernels; a row says whether both agree, in number and in time to the
-nanosecond. Files of others are not committed; the table names those of a public repository.
+nanosecond. Files of others are not committed; the table names files of public repositories.
 Output: a markdown table, a row for each file. Committed: profiles/trace_corpus/, for recordings in public repositories
 on GitHub, such as the test data of HolisticTraceAnalysis and TraceLens.
 

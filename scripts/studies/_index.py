@@ -147,7 +147,7 @@ def _public_scripts(folder: Path) -> str:
     )
 
 
-PROBLEM = "batch,heads,seq,d_head"  # a heading of attention_peers.py, whose other columns are backends
+PROBLEM = "batch,heads,seq,d_head"  # a heading of attention_peers.py; its other columns are backends
 
 
 def _both_passes(row: dict[str, str]) -> dict[str, str]:

@@ -237,7 +237,7 @@ def _groups(study: Study, configs: Sequence[RunConfig]) -> list[list[RunConfig]]
 
 
 def publish(study: Study, out: Path, format: str = "markdown", measured: Sequence[Path] = ()) -> int:
-    """Print tables and explanation; write table.md and figure.svg beside the records. Returns the exit status.
+    """Print tables and explanation; write table.md and figure.svg next to the records. Returns the exit status.
 
     measured: other folders with records to show too; with it `out` may have no records.
     """

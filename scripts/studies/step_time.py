@@ -239,7 +239,7 @@ def _layers(cells: list[Cell]) -> list[str]:
 
 
 def _drift(cells: list[Cell]) -> list[str]:
-    """Return a sentence for each cell whose steps rise or fall over time, with the change."""
+    """Return a sentence for each cell with steps that rise or fall over time, with the change."""
     notes = []
     for cell in cells:
         found = statistics.drift(cell.record.measurement.durations_s("step")) if cell.record.measurement else None

@@ -1,4 +1,4 @@
-"""A small language model whose feed-forward layers have 32 experts, two of them for each token."""
+"""A small language model with feed-forward layers of 32 experts, two of them for each token."""
 
 import time
 

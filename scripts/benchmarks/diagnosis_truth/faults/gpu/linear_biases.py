@@ -1,4 +1,4 @@
-"""A language model whose attention knows positions by a linear bias for each head only."""
+"""A language model with attention that knows positions by a linear bias for each head only."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""Segmentation of small volumes whose dataset opens its archive for each item."""
+"""Segmentation of small volumes from a dataset that opens its archive for each item."""
 
 import tempfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Soft actor-critic whose simulator acts in a thread of its own and fills the buffer while the networks learn."""
+"""Soft actor-critic with a simulator in a thread of its own that fills the buffer while the networks learn."""
 
 import argparse
 import copy

@@ -1,4 +1,4 @@
-"""A point-cloud network whose helper of neighbourhoods is memoised by functools."""
+"""A point-cloud network with a helper of neighbourhoods that functools memoises."""
 
 from functools import lru_cache
 

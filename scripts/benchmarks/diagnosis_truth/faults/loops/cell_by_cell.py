@@ -1,4 +1,4 @@
-"""A recurrent network whose steps in time are a Python loop over cells of 16 units."""
+"""A recurrent network with steps in time that are a Python loop over cells of 16 units."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Instruction tuning of a small decoder whose conversations are rendered and encoded in the training loop."""
+"""Instruction tuning of a small decoder that renders and encodes conversations in the training loop."""
 
 import re
 from collections import Counter

@@ -1,4 +1,4 @@
-"""A tagger whose confusion matrix is filled by a Python loop."""
+"""A tagger with a confusion matrix that a Python loop fills."""
 
 import torch
 import torch.nn.functional as F

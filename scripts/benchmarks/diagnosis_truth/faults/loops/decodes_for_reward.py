@@ -1,4 +1,4 @@
-"""Self-critical training of a captioning model: the reward of a sampled caption over that of a greedy one."""
+"""Self-critical training of a captioning model: the reward of a sampled caption over a greedy one's."""
 
 import argparse
 from collections import Counter

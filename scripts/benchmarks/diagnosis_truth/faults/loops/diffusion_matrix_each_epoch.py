@@ -1,4 +1,4 @@
-"""Node classification by graph diffusion: a GCN whose neighbourhood is a personalised PageRank."""
+"""Node classification by graph diffusion: a GCN with a personalised PageRank as its neighbourhood."""
 
 import numpy as np
 import torch

@@ -74,7 +74,7 @@ class ViT(nn.Module):
 
 
 def flags(count, classes=12, side=32):
-    """Stripes whose number and direction are the class."""
+    """Stripes: their number and direction are the class."""
     y = torch.randint(classes, (count,))
     axis = torch.arange(side) / side
     wave = torch.sign(torch.sin(6.2832 * (1 + y % 6)[:, None] * axis))

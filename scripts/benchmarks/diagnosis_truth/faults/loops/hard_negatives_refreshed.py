@@ -46,7 +46,7 @@ class TwoTower(nn.Module):
 
 
 class AnceTrainer:
-    """Trainer whose negatives come from an index of its own embeddings (ANCE)."""
+    """Trainer with negatives from an index of its own embeddings (ANCE)."""
 
     def __init__(self, model, questions, corpus, positives, args):
         self.model, self.questions, self.corpus, self.positives = model, questions, corpus, positives

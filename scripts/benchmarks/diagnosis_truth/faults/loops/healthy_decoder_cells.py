@@ -1,4 +1,4 @@
-"""A sequence-to-sequence model whose decoder attends at each word, so that its loop over time cannot be avoided."""
+"""A sequence-to-sequence model with attention at each decoded word, so that its loop over time is unavoidable."""
 
 import argparse
 import random

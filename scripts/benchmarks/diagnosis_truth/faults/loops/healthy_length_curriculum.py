@@ -1,4 +1,4 @@
-"""A language model whose sequences become longer by a schedule, as a curriculum."""
+"""A language model with sequences that become longer by a schedule, as a curriculum."""
 
 import torch
 import torch.nn.functional as F

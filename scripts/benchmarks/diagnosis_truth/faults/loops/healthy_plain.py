@@ -1,4 +1,4 @@
-"""A plain loop over a network whose time is its products."""
+"""A plain loop over a network that spends its time in products."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""PPO on a vectorised pole, whose rollouts are short and whose updates are large."""
+"""PPO on a vectorised pole, with short rollouts and large updates."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Ground cover from satellite bands: one training with warm restarts, whose nets at the ends of cycles vote."""
+"""Ground cover from satellite bands: one training with warm restarts, and a vote of the nets at the ends of cycles."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""A windowed transformer whose table of relative positions is built when it is first needed."""
+"""A windowed transformer that builds its table of relative positions when it is first needed."""
 
 import torch
 import torch.nn.functional as F

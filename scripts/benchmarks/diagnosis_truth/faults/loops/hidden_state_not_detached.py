@@ -1,4 +1,4 @@
-"""Language model of characters with a GRU whose state goes from chunk to chunk."""
+"""Language model of characters with a GRU that keeps its state from chunk to chunk."""
 
 import torch
 import torch.nn as nn

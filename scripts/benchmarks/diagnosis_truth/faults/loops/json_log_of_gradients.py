@@ -1,4 +1,4 @@
-"""A recurrent network whose gradients are logged as text in every step."""
+"""A recurrent network that logs its gradients as text in every step."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A nanoGPT-like model with a sliding window, whose mask is filled by loops in each forward."""
+"""A nanoGPT-like model with a sliding window, and a mask that loops fill in each forward."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Graph network on a random graph, whose messages are added up node by node."""
+"""Graph network on a random graph that adds up messages node by node."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""A neural additive model: one small network for each column of a table, whose outputs are summed."""
+"""A neural additive model: the sum of one small network for each column of a table."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""Forecast of the load of a power grid with a recurrent net whose transition is orthogonal, so that memory lasts."""
+"""Forecast of the load of a power grid with a recurrent net of orthogonal transition, so that memory lasts."""
 
 import math
 

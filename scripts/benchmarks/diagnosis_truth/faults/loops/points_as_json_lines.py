@@ -1,4 +1,4 @@
-"""Segmentation of point clouds by a PointNet, whose clouds lie in a file of JSON lines."""
+"""Segmentation by a PointNet of point clouds that lie in a file of JSON lines."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Q-learning on a ring buffer, whose minibatches are drawn by NumPy without replacement."""
+"""Q-learning on a ring buffer, with minibatches that NumPy draws without replacement."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""A small network for molecules, whose functions check the shapes of their arguments by annotations."""
+"""A small network for molecules, with functions that check the shapes of their arguments by annotations."""
 
 import functools
 import inspect

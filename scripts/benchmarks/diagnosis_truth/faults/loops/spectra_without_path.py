@@ -1,4 +1,4 @@
-"""Variational autoencoder of absorption spectra, whose code should tell mixtures apart."""
+"""Variational autoencoder of absorption spectra with a code that should tell mixtures apart."""
 
 import torch
 import torch.nn.functional as F

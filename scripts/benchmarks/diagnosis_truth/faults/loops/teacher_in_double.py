@@ -1,4 +1,4 @@
-"""Distillation of a small classifier from a teacher whose weights came out of a NumPy archive."""
+"""Distillation of a small classifier from a teacher with weights out of a NumPy archive."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""A graph attention model, whose modules describe their tensors to a logger at debug level."""
+"""A graph attention model with modules that describe their tensors to a logger at debug level."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""An autoencoder whose metrics go to a tracking server by HTTP, one request per step."""
+"""An autoencoder that sends its metrics to a tracking server by HTTP, one request per step."""
 
 import json
 import threading

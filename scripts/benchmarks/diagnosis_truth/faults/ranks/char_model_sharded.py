@@ -1,4 +1,4 @@
-"""A character model whose blocks are sharded over the ranks with FSDP2."""
+"""A character model with blocks that FSDP2 shards over the ranks."""
 
 import torch
 import torch.distributed as dist

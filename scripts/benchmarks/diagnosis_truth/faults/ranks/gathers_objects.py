@@ -1,4 +1,4 @@
-"""DDP whose ranks exchange their predictions as Python objects for a metric."""
+"""DDP with ranks that exchange their predictions as Python objects for a metric."""
 
 import os
 

@@ -70,7 +70,7 @@ class Ranker(nn.Module):
 
 
 class Clicks:
-    """Visits of a shop, whose clicks follow hidden tastes."""
+    """Visits of a shop, with clicks that follow hidden tastes."""
 
     def __init__(self, rank):
         fixed = torch.Generator().manual_seed(31)

@@ -1,4 +1,4 @@
-"""DDP whose buckets hold one tensor each."""
+"""DDP with buckets of one tensor each."""
 
 import argparse
 

@@ -72,7 +72,7 @@ class Transformer:
         self.machine.kernel(kernel, moved(size), op=op, sequence=sequence, grid=(self.tokens, 1, 1), block=(32, 4, 1))
 
     def scores(self, backward: bool, sequence: int | None = None) -> None:
-        """Run attention: fused, or by products, a mask and a softmax whose scores are written to memory."""
+        """Run attention: fused, or by products, a mask and a softmax that writes its scores to memory."""
         m = self.machine
         flops = 2 * 2 * self.tokens * self.sequence * self.d * (2.5 if backward else 1)
         if self.attention == "flash":

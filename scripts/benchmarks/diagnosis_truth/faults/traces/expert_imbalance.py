@@ -1,4 +1,4 @@
-"""Experts on four ranks; the router sends most tokens to those of rank 1."""
+"""Experts on four ranks; the router sends most tokens to rank 1's."""
 
 from _kineto import write_ranks
 from _machine import Machine, collective, step_of

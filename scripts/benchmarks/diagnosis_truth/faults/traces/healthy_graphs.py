@@ -1,4 +1,4 @@
-"""CUDA graphs whose nodes were recorded one by one: small kernels, and no gaps between them."""
+"""CUDA graphs with nodes that were recorded one by one: small kernels, and no gaps between them."""
 
 from _machine import Machine
 from _nsys import write

@@ -1,4 +1,4 @@
-"""Twelve seconds in which the model is built on the CPU, then a benchmark whose products are in fp32."""
+"""Twelve seconds in which the model is built on the CPU, then a benchmark with products in fp32."""
 
 from _machine import Machine
 from _model import GEMM

@@ -1,4 +1,4 @@
-"""An eager model whose activations and norms are written as chains of elementwise operations."""
+"""An eager model with activations and norms written as chains of elementwise operations."""
 
 from _kineto import write
 from _machine import Machine
