@@ -1,4 +1,4 @@
-"""Skips of tests whose GPU or extra is missing, with their reasons; a run in which no test passed fails."""
+"""Skips of tests without their GPU or extra, with the reasons; a run in which no test passed fails."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def markers_named_in(file: Path) -> frozenset[str]:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Refuse a test whose file `pytest_ignore_collect` would leave out."""
+    """Refuse a test in a file that `pytest_ignore_collect` would leave out."""
     found = {mark.name for mark in item.iter_markers()} & {name for names in MARKED.values() for name in names}
     if unnamed := found - markers_named_in(item.path):
         raise pytest.UsageError(f"{item.nodeid} is marked {', '.join(unnamed)} in another file; apply pytest.mark here")

@@ -1,4 +1,4 @@
-"""A file that is used like Python's executable, and whose programs are forks: torch is imported in them already.
+"""A file that is used like Python's executable; its programs are forks, in which torch is imported already.
 
 A program that starts others by the name of Python, such as `cs-systems advise -- train.py`, can be given this name. The
 file is a small client of the process of the tests, in which a thread asks the fork server of `tests.forks`.

@@ -1,4 +1,4 @@
-"""Traces of programs whose times are given: a host that launches kernels, and a GPU that runs them in order."""
+"""Traces of programs with given times: a host that launches kernels, and a GPU that runs them in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bench of our conclusions: its fast cases, whose causes come first, and how it reads a sentence."""
+"""Bench of our conclusions: its fast cases, with their causes first, and how it reads a sentence."""
 
 from __future__ import annotations
 

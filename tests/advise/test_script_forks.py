@@ -37,7 +37,7 @@ OPTIONS = {"name": "train", "warmup": 2, "steps": 8, "stop": True, "profile": "n
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptBench]:
-    """Return the bench of scripts/train.py, in whose folder above a file has the name of a module of Python."""
+    """Return the bench of scripts/train.py; in the folder above, a file has the name of a module of Python."""
     folder = tmp_path / "project"
     (folder / "scripts").mkdir(parents=True)
     (folder / "profile.py").write_text("raise RuntimeError('not the one of Python')")

@@ -92,7 +92,7 @@ def made(instead: str, of: str, then_s: float, now_s: float) -> ExperimentRow:
 
 
 class ModelledBench:
-    """Bench whose cells take what the tables say, with a rest of the time that shrinks by what processes cost."""
+    """Bench with cells that take what the tables say, and a rest of the time that shrinks by what processes cost."""
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ def test_further_pairs_are_measured_only_where_they_may_prove_the_gain(
 
 
 class NoisyBench(ModelledBench):
-    """Bench whose processes differ by more than the gain of an option."""
+    """Bench with processes that differ by more than the gain of an option."""
 
     FACTORS = (1.05, 0.96, 1.0, 1.02, 0.975, 1.03, 0.965, 1.01, 0.99)
 
@@ -353,7 +353,7 @@ def test_an_option_without_a_large_gain_in_its_first_pair_waits_for_the_others()
 
 def test_a_large_gain_in_noise_is_proved_before_options_of_less_promise_are_tried() -> None:
     class Noisier(NoisyBench):
-        """Bench whose processes differ by as much as torch.compile gains."""
+        """Bench with processes that differ by as much as torch.compile gains."""
 
         FACTORS = (1.5, 0.8, 1.0, 1.2, 0.7, 1.3, 0.75, 1.1, 0.9)
 
@@ -424,7 +424,7 @@ def test_options_wait_once_the_time_left_is_that_of_the_proof() -> None:
 
 def test_a_slow_first_process_is_measured_again_before_the_time_is_called_too_short() -> None:
     class Cold(ModelledBench):
-        """Bench whose first process reads its libraries from a slow disk."""
+        """Bench with a first process that reads its libraries from a slow disk."""
 
         def measure(self, config: RunConfig, number: int) -> RunRecord:
             self.left -= 0.0 if self.order else 40.0

@@ -299,7 +299,7 @@ def without_launches(trace: Trace, steps: list[Step]) -> tuple[Trace, list[Step]
 
 
 def on_two_devices(trace: Trace, steps: list[Step]) -> tuple[Trace, list[Step]]:
-    """Return a trace whose stream 20 is of another device, and which names autograd's thread."""
+    """Return a trace with a stream 20 of another device, which names autograd's thread."""
     kernels, autograd = trace.kernels, np.array([AUTOGRAD])
     name = Signature("autograd::engine::evaluate_function: AddBackward0", None)
     named = Operators(Categorical.of([name]), autograd, autograd, autograd)
@@ -307,7 +307,7 @@ def on_two_devices(trace: Trace, steps: list[Step]) -> tuple[Trace, list[Step]]:
 
 
 def delayed(by_us: Sequence[float], trace: Trace, steps: list[Step], first: int = 0) -> tuple[Trace, list[Step]]:
-    """Return a trace whose device falls behind by so many µs more at each fourth kernel of the steps."""
+    """Return a trace of a device that falls behind by so many µs more at each fourth kernel of the steps."""
     at_s = np.sort(trace.kernels.start_s[trace.kernels.start_s >= steps[0].start_s])[first::4][: len(by_us)]
     by_s = np.append(0.0, np.cumsum(by_us) * US)
 
@@ -588,7 +588,7 @@ def of_planted_fault(name: str) -> Any:
 
 
 def of_drawn_evidence(seed: int) -> Any:
-    """Return the answer to two planted faults together, some of whose numbers are changed."""
+    """Return the answer to two planted faults together, with some of their numbers changed."""
     choice = random.Random(seed).choice
 
     def changed(value: Any) -> Any:

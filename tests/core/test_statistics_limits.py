@@ -81,7 +81,7 @@ def test_varying_rounds_raise_the_assumed_variance_between_processes(apart: floa
 
 
 def side(apart: float) -> list[list[list[float]]]:
-    """Return three processes with equal rounds, whose logarithms differ by `apart`."""
+    """Return three processes with equal rounds and logarithms that differ by `apart`."""
     return [of_logs(*[log] * 3) for log in (-apart, 0.0, apart)]
 
 

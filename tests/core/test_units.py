@@ -1,4 +1,4 @@
-"""Units: numbers as text, and columns whose names have a unit."""
+"""Units: numbers as text, and columns with a unit in their names."""
 
 import math
 

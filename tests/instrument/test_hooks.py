@@ -354,7 +354,7 @@ def holds(outer: Event, inner: Event) -> bool:
 
 
 def layer(ranges: list[Event], op: Event) -> str | None:
-    """Return the layer or named module whose range contains the operator, on the operator's thread."""
+    """Return the layer or named module with the range that contains the operator, on the operator's thread."""
     from cs_systems.core.range_names import meaning
 
     found = [meaning(r["name"]).layer for r in sorted(ranges, key=start) if holds(r, op)]

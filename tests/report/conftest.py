@@ -19,7 +19,7 @@ from cs_systems.record import Environment, Measurement, RunRecord, Sample
 
 @pytest.fixture(params=["page", "evil_page"])
 def any_page(request: pytest.FixtureRequest) -> str:
-    """Return a module's page, and its page whose names are HTML."""
+    """Return a module's page, and its page with names that are HTML."""
     text: str = request.getfixturevalue(request.param)
     return text
 
@@ -97,7 +97,7 @@ def samples(phases_s: dict[str, float], config: RunConfig) -> tuple[Sample, ...]
 
 
 def ok(config: RunConfig, step_s: float, flops: float, peak_bytes: int, **fields: Any) -> RunRecord:
-    """Return a measured record whose phases divide `step_s` and the cost as in a training step."""
+    """Return a measured record with phases that divide `step_s` and the cost as in a training step."""
     names = {
         Mode.FORWARD: ["forward"],
         Mode.BACKWARD: ["backward"],

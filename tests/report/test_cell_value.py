@@ -35,7 +35,7 @@ STEPS = 15
 
 
 def skewed(build: Build, config: RunConfig, scale: float = 1.0, repeat: int = 0) -> RunRecord:
-    """Return a record whose rounds differ: the median of its steps is `scale` times 0.1234 s."""
+    """Return a record with rounds that differ: the median of its steps is `scale` times 0.1234 s."""
     record = build(replace(config, steps=STEPS, rounds=5, warmup=0), 1.0, 1e12, 10**9, repeat=repeat)
     assert record.measurement
     samples = tuple(

@@ -89,7 +89,7 @@ def _numerics() -> dict[tuple[str, str], RunRecord]:
 
 
 def with_calls(record: RunRecord) -> RunRecord:
-    """Return a collective's record whose call time depends on its size, and whose setup time does not."""
+    """Return a collective's record with a call time that depends on its size, and a setup time that does not."""
     shape = record.run_config.collective
     assert shape is not None
     assert record.measurement is not None

@@ -1,4 +1,4 @@
-"""Tests of finding figures whose code has changed since they were measured."""
+"""Tests of finding figures with code that has changed since they were measured."""
 
 from __future__ import annotations
 

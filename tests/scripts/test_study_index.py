@@ -19,7 +19,7 @@ PAGES = sorted(path for name in NAMES for path in (PROFILES / name).rglob("table
 FORBIDDEN = re.compile(
     r"\b[Tt]he report(?:'s)?\b|\bassignment\b|(?<![\w.])[ACDH][1-9]\d?(?=[:,. ])|\bL[3-9]\b|scripts/[a-z]\d+_"
 )
-MEASURED = " --measured "  # a page whose command names other folders
+MEASURED = " --measured "  # a page with a command that names other folders
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)#\s]+)\)")
 
 

@@ -1,4 +1,4 @@
-"""Traces whose columns are made by hand: with times in s that floats hold exactly, limits can be tried to the digit."""
+"""Traces with columns made by hand: with times in s that floats hold exactly, limits can be tried to the digit."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def totals(made: Profile) -> tuple[int, float]:
 
 
 def test_kernels_launched_before_the_recording_are_left_out(write_trace: WriteTrace) -> None:
-    """The stream still runs the step before; a later kernel without a launch is one whose call was lost."""
+    """The stream still runs the step before; a later kernel without a launch has lost its call."""
     path = write_trace(
         [
             marked("ProfilerStep#5", 0, 100),

@@ -36,7 +36,7 @@ def loop(wall_s: list[float], warmup: int = 2, compiles: int = 0, repeat: int = 
 
 
 def evaluated(repeat: int = 0) -> RunRecord:
-    """Return a loop whose every tenth timed step evaluates."""
+    """Return a loop that evaluates in every tenth timed step."""
     timed = [0.02 * (1 + 0.01 * (i % 3 - 1)) + (0.842 if i % 10 == 9 else 0.0) for i in range(39)]
     timed.append(0.862)
     return loop([0.1, 0.1, 0.1, *timed[1:]], compiles=1, repeat=repeat)

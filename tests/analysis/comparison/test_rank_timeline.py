@@ -116,7 +116,7 @@ def test_pauses_up_to_a_length_are_joined() -> None:
 
 
 def alone(began_s: Sequence[float | None], *calls: tuple[int, ...]) -> Merged:
-    """Return ranks that began at these times, in collectives of these groups of ranks, whose ends are 1 s apart."""
+    """Return ranks that began at these times, in collectives of these groups of ranks that end 1 s apart."""
     ranks = []
     for number, began in enumerate(began_s):
         own = [call(0.0, 1.0 + of.index(number), group=str(of)) for of in calls if number in of]

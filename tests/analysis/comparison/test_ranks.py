@@ -1,4 +1,4 @@
-"""Ranks of one job: generated traces whose arrivals are known, and a reader of the raw events beside ours."""
+"""Ranks of one job: generated traces with known arrivals, and another reader of the raw events than ours."""
 
 from __future__ import annotations
 

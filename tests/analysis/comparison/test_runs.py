@@ -23,7 +23,7 @@ BASE = RunConfig(model=PRESETS["tiny"], rounds=4, steps=20)
 
 
 def record(config: RunConfig, seconds: float, repeat: int = 0, noise: float = 0.002) -> RunRecord:
-    """Return a record whose steps take `seconds`, with relative noise that depends on the arguments."""
+    """Return a record of steps that take `seconds`, with relative noise that depends on the arguments."""
     dice = random.Random(f"{config.key()} {repeat} {seconds}")
     samples = tuple(
         Sample(i // 5, False, t := seconds * dice.lognormvariate(0, noise), {"forward": t / 3}, {"forward": t / 9})

@@ -1,4 +1,4 @@
-"""Limits of rules, of those first whose sentence comes first most often: at each limit, and just beside it."""
+"""Limits of rules, first of those that most often give the first sentence: at each limit, and just off it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def in_mpi(
 
 
 def counted(operators: int, forward_s: float) -> Evidence:
-    """Return a step of 100 ms whose forward is that of a function with this number of operators."""
+    """Return a step of 100 ms with a forward by a function with this number of operators."""
     rows = {"forward_operators": [{"operators": operators, "arithmetic_s": 1.0, "function": "f"}],
             "inner_lines": [inner("f", 1, 0.02, late_s=1.0)]}  # fmt: skip
     return step(rows, walls=(0.1,), forward=forward_s)

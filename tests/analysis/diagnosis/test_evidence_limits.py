@@ -497,7 +497,7 @@ def test_copies_without_a_duration_have_no_rate() -> None:
 
 
 def ended(until_s: float = 18.0, ranges: Sequence[tuple[str, float, float]] = (), **others: float) -> Evidence:
-    """Return a process that begins at 10 s and whose last kernel ends at 16 s, with other calls or copies."""
+    """Return a process that begins at 10 s and ends its last kernel at 16 s, with other calls or copies."""
     made = Made()
     made.kernel(PRODUCT, 11.0, 16.0, 10.0)
     made.call("cudaFree", until_s, until_s)

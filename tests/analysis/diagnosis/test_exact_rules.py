@@ -71,7 +71,7 @@ def replayed(now: float, value: float, change: Change | None = None) -> Any:
 
 
 def with_copies(*spans: tuple[str, float, float], size: int = MIB, **known: Any) -> Usual:
-    """Return a recording of a process whose only kernel ends at 1 s, with these copies."""
+    """Return a recording of a process with one kernel, which ends at 1 s, and these copies."""
     usual = recorded(**known)
     copies = Copies.of(Copy("memcpy", start_s, end_s, 0, 7, size, name=name) for name, start_s, end_s in spans)
     return replace(usual, profile=replace(usual.profile, trace=replace(usual.profile.trace, copies=copies)))

@@ -30,13 +30,13 @@ def dense(*shares: float, update_s: float) -> Evidence:
 
 
 def emptied(*calls: str, idle_s: float) -> Evidence:
-    """Return a step whose own lines empty the cache for a quarter of it each."""
+    """Return a step with own lines that empty the cache for a quarter of it each."""
     rows = [own("train", line, 0.25, call) for line, call in enumerate(calls, 1)]
     return idle({"own_python": rows}, cudaMalloc=idle_s)
 
 
 def unfused(calls: float, submitted_s: float, finished_s: float = 0.0) -> Evidence:
-    """Return a step whose update has so many kernels of 250 ms in all, and so much time until they are submitted."""
+    """Return a step with so many kernels of 250 ms in all in its update, and so much time until they are submitted."""
     evidence, phases = idle(updated(calls)), {"optimizer": submitted_s}
     sample = Sample(0, False, 1.0, phases, phases, {"optimizer": finished_s})
     return replace(evidence, measurement=Measurement("cuda_event", (sample,), 0.0), device_name=GPU)

@@ -33,7 +33,7 @@ from tests.analysis.memory.caching_allocator import MIB, CachingAllocator
 from tests.analysis.memory.test_categories import BACKWARD, FORWARD, LOSS, MAIN, OPTIMIZER, SETUP, frame
 from tests.analysis.memory.test_history import GIB, Data, event, segment, snapshot, two_maxima
 
-# Rules whose faults are planted, and left out, in this file.
+# Rules with faults that are planted, and left out, in this file.
 TRIED = (
     *("foreach-temporaries", "kept-output", "leak", "out-of-memory", "returned-segments", "unused-graph"),
     *("model-copies", "update-temporaries", "weight-copies", "earlier-pass"),

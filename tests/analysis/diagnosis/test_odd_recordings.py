@@ -25,7 +25,7 @@ from tests.analysis.attribution.made import Made
 from tests.programs import ELEMENTWISE, Program
 from tests.recorded import MAIN
 
-# Rules whose faults are planted, and left out, in this file.
+# Rules with faults that are planted, and left out, in this file.
 TRIED = ("after-kernels", "managed-memory")
 SGEMM = "ampere_sgemm_128x64_tn"
 MS, SECOND = 1e3, 1e6  # in µs

@@ -31,7 +31,7 @@ from tests.analysis.comparison.test_limits import call, rank
 from tests.model.parallel.launch import launch
 from tests.programs import Program
 
-# Rules whose faults are planted, and left out, in this file.
+# Rules with faults that are planted, and left out, in this file.
 TRIED = ("gradient-accumulation", "imbalanced-experts", "pipeline-bubbles", "small-buckets", "unused-parameters")
 PROFILES = Path(__file__).parents[3] / "profiles"
 TRACES = Path(__file__).parents[2] / "data" / "ranks_h200"
@@ -194,7 +194,7 @@ def test_host_of_a_user_range_is_named() -> None:
 
 
 def sends(*sizes: int | None, wrapper: str = DDP, **known: Any) -> Evidence:
-    """Return the evidence of a trace whose step of 100 ms has all-reduces of 2 ms, one after the other."""
+    """Return the evidence of a trace with a step of 100 ms that has all-reduces of 2 ms, one after the other."""
     calls = tuple(
         Collective(0, "all_reduce", "", 2, n, size, 0.01 * n, 0.01 * n + 2e-3, 0.0, {}) for n, size in enumerate(sizes)
     )
@@ -331,7 +331,7 @@ def test_search_is_found_by_its_functions_in_python(tmp_path: Path, searches: bo
 
 
 def without_sizes(job: Merged) -> Merged:
-    """Return a job whose recordings tell no sizes of the collectives."""
+    """Return a job with recordings that lack the sizes of the collectives."""
     ranks = tuple(
         replace(one, collectives=tuple(call._replace(received=None, size_bytes=None) for call in one.collectives))
         for one in job.ranks

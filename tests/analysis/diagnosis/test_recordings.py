@@ -1,4 +1,4 @@
-"""First sentences about recordings whose truth is known by construction."""
+"""First sentences about recordings of a truth that is known by construction."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cs_systems.report.diagnoses import sentences, text
 from tests.programs import ELEMENTWISE, PRODUCT, Program
 from tests.recorded import MAIN
 
-# Rules whose faults are planted, and left out, in this file.
+# Rules with faults that are planted, and left out, in this file.
 TRIED = ("blocking-launches", "pinned-allocation")
 
 

@@ -52,7 +52,7 @@ def in_memory(size: int, of: str = "", peak: int = 0, reserved: int | None = Non
 
 
 def phase_of(time_s: float, *, flops: float, peak_flops_per_s: float, **config: Any) -> Evidence:
-    """Return the evidence of a step of one phase, forward, whose least time is flops / peak_flops_per_s."""
+    """Return the evidence of a step of one phase, forward, with a least time of flops / peak_flops_per_s."""
     sample = Sample(0, False, time_s, {"forward": time_s}, {"forward": time_s})
     tables: Any = {
         "cost": [{"phase": "forward", "hardware_flops": flops}],

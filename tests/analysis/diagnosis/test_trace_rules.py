@@ -12,7 +12,7 @@ from cs_systems.analysis.diagnosis.precision_casts import KERNEL as CAST_KERNEL
 from tests.analysis.diagnosis.test_recordings import answer, codes, steps
 from tests.programs import ELEMENTWISE, PRODUCT, Program
 
-# Rules whose faults are planted, and left out, in this file.
+# Rules with faults that are planted, and left out, in this file.
 TRIED = ("autotuning", "cpu-offload", "precision-casts")
 
 SOFTMAX = "void softmax_warp_forward<float, float, float, 10, false>(float*)"
@@ -291,7 +291,7 @@ def test_trials_of_kernels_in_each_step_are_autotuning(
 
 
 def checkpointed(folder: Path, how: str) -> Answer:
-    """Return the answer about steps of six layers whose backward runs some operators of forward again."""
+    """Return the answer about steps of six layers with a backward that runs some operators of forward again."""
     program = Program()
 
     def op(name: str, start: float, sequence: int, forward: int) -> None:

@@ -23,7 +23,7 @@ class Block:
 
 @dataclass
 class CachingAllocator:
-    """Allocator whose `allocated` equals `memory_allocated()`; it keeps events while `recording`."""
+    """Allocator: its `allocated` equals `memory_allocated()`, and it keeps events while `recording`."""
 
     recording: bool = False
     allocated: int = 0

@@ -457,7 +457,7 @@ def test_paths_of_windows_are_shortened() -> None:
 
 
 def test_blocks_are_found_among_frames_of_the_interpreter(tmp_path: Path) -> None:
-    """PyTorch's default `stacks="all"` adds C++ frames, whose number varies between passes of the loop."""
+    """PyTorch's default `stacks="all"` adds C++ frames; their number varies between passes of the loop."""
     allocator = CachingAllocator(recording=True)
     for number in range(3):
         for line in (3, 4):

@@ -155,7 +155,7 @@ def test_graph_is_five_allocations_of_three_lines_freed_at_once(
 
 
 def outputs(lives: int, frames: tuple[Any, ...] = MAIN, layers: int = 1) -> Do:
-    """Return passes whose output lives so many allocations of the same line longer than its own."""
+    """Return passes with an output that lives so many allocations of the same line longer than its own."""
 
     def do(allocator: CachingAllocator) -> None:
         held: list[int] = []

@@ -47,7 +47,7 @@ def snapshot(segments: list[Data], *traces: list[Data]) -> Data:
 
 
 def two_maxima(later: int = 0) -> Data:
-    """Return a snapshot whose reserved memory was highest at the start, and whose allocated memory is at the end.
+    """Return a snapshot with the most reserved memory at the start, and the most allocated memory at the end.
 
     20 GiB that nothing uses are returned, then 5 GiB are reserved and allocated, `later` µs after the start.
     """

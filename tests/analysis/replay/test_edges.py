@@ -50,7 +50,7 @@ LOADED = (Open("input"), Host(2 * MS), Close())
 
 
 def on_two_streams(first: float, second: float) -> tuple[object, ...]:
-    """Return a step whose second stream waits for the middle of the first, and the first for the second's end."""
+    """Return a step: its second stream waits for the middle of the first, and the first for the second's end."""
     return (
         *(Launch(first, 7) for _ in range(3)),
         Record("half", 7),

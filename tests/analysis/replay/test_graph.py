@@ -27,7 +27,7 @@ from tests.analysis.replay.simulated import OTHER, Host, Launch, Machine, Sync, 
 
 
 def idle_launches(count: int, latency: float, since: float = 0) -> tuple[list[Called], list[Ran]]:
-    """Return launches of 5 µs, 100 µs apart, whose kernels of 10 µs start a latency later."""
+    """Return launches of 5 µs, 100 µs apart; their kernels of 10 µs start a latency later."""
     starts = [since + 100.0 * number for number in range(1, count + 1)]
     calls = [Called(LAUNCH, start, start + 5) for start in starts]
     return calls, [Ran(n, start + 5 + latency, start + 15 + latency) for n, start in enumerate(starts)]

@@ -16,7 +16,7 @@ from tests.analysis.replay.simulated import MS, US, Collective, Copied, Host, La
 
 
 def step(kernel_s: float = 30 * US, host_s: float = 40 * US) -> tuple[object, ...]:
-    """Return a step whose second half of kernels hides the all-reduce of the first."""
+    """Return a step in which the second half of kernels hides the all-reduce of the first."""
     return (
         Host(host_s),
         *(Launch(kernel_s) for _ in range(15)),

@@ -178,7 +178,7 @@ class FSDPOfOthers(FSDP):
 
 
 class Quiet(FSDP):
-    """An FSDP whose name does not say so, and that gathers for itself alone."""
+    """An FSDP without a name that says so, and that gathers for itself alone."""
 
     gather_full_params = None
 

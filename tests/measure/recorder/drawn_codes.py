@@ -252,7 +252,7 @@ def with_a_trained_factor(model: Policy, mean: Tensor, std: Tensor) -> Distribut
 
 
 def with_a_factor_that_waits(model: Policy, mean: Tensor, std: Tensor) -> Distribution:
-    """Begin with a factor whose first updates change nothing, as in a warm-up of the learning rate."""
+    """Begin with a factor of 0, so that the first updates change nothing, as in a warm-up of the learning rate."""
     factor = 0.0 * model.factor.tril(-1) + torch.diag_embed(std)
     return MultivariateNormal(mean, scale_tril=factor)
 

@@ -11,7 +11,7 @@ import pytest
 from cs_systems.measure.recorder.batches import ModelCalls
 from cs_systems.measure.recorder.stacks import own_lines
 
-# program → the functions whose results the model is given; `work` and `other` are the own functions that take time
+# program → the functions that give the model their results; `work` and `other` are the own functions that take time
 FEEDS = {
     "x = work()\nmodel(x)": True,
     "x, y = work()\nloss = [model(x), y]": True,

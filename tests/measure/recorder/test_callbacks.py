@@ -26,7 +26,7 @@ def only(folder: Path) -> RunRecord:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("calls_parts", [False, True])
 def test_trainer_of_hugging_face_is_recorded(calls_parts: bool, tmp_path: Path) -> None:
-    """Record a Trainer, also one whose loss calls parts of the model."""
+    """Record a Trainer, also one with a loss that calls parts of the model."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     from cs_systems.measure.recorder import huggingface

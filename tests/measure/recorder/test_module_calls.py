@@ -20,7 +20,7 @@ CALL = nn.Module.__call__
 
 
 class Twice(nn.Module):
-    """Model whose first layers run for each of two depths."""
+    """Model with first layers that run for each of two depths."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ CLOCK = Ticks()
 
 
 class Block(nn.Module):
-    """Layer whose forward takes 1 s of the clock."""
+    """Layer with a forward that takes 1 s of the clock."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Block(nn.Module):
 
 
 class Gradient(torch.autograd.Function):
-    """Identity whose backward takes 3 s of the clock."""
+    """Identity with a backward that takes 3 s of the clock."""
 
     @staticmethod
     def forward(ctx: object, x: Tensor) -> Tensor:  # type: ignore[override]

@@ -277,7 +277,7 @@ def test_traceback_begins_with_the_first_frame_of_the_script(error: str, tmp_pat
     script = tmp_path / "fails.py"
     script.write_text(f"raise {error}")
     command = [sys.executable, "-m", "cs_systems", "run", "--out", str(tmp_path / "out"), "--", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True)  # in a new process, whose end prints it
+    done = subprocess.run(command, capture_output=True, text=True)  # in a new process, which prints it at its end
     assert re.findall(r'File "(.*)", line (\d+)', done.stderr) == [(str(script), "1")]
 
 

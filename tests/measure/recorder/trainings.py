@@ -726,7 +726,7 @@ def own_updates_of_layers_in_a_list() -> Step:
 
 
 class Around(Optimizer):
-    """Optimizer whose step calls that of another one for the same parameters, as of sharpness-aware minimisation."""
+    """Optimizer that steps another one for the same parameters in its own step, as in sharpness-aware minimisation."""
 
     def __init__(self, inner: Optimizer) -> None:
         super().__init__([p for group in inner.param_groups for p in group["params"]], {})
@@ -1605,7 +1605,7 @@ def dropout_twice() -> Step:
 
 
 def one_pass_with_gradients(*, is_checkpointed: bool) -> Step:
-    """Call a model once with gradients, whose layers run again in backward, or have run without gradients."""
+    """Call a model once with gradients; its layers run again in backward, or have run without gradients."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256))
     optimizer = SGD(model.parameters(), 1e-3)

@@ -139,7 +139,7 @@ def _until_rank_1_is_about_to_hang() -> None:
 
 
 def rank_1_hangs_in_nccl_that_stays() -> None:
-    """Hang after a message of NCCL's watchdog whose process takes long to end."""
+    """Hang after a message of NCCL's watchdog, in a process that takes long to end."""
     _until_rank_1_is_about_to_hang()
     if os.environ["RANK"] == "0":
         print(NCCL_GIVES_UP, file=sys.stderr, flush=True)

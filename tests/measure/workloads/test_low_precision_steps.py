@@ -52,7 +52,7 @@ def test_scaler_skips_overflowing_steps_and_recovers(optimizer: str) -> None:
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> list[RunRecord]:
-    """Return the records of a valid step and of one whose loss is NaN, read from a folder."""
+    """Return the records of a valid step and of one with a loss of NaN, read from a folder."""
     source = tmp_path_factory.mktemp("nan") / "broken.py"
     source.write_text(
         "from cs_systems.model.attention.naive import attention\n\n"

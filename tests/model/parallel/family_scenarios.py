@@ -61,7 +61,7 @@ class Task:
 
 
 def sgd(params: Any, make: Callable[..., Any] = lambda params, cls, **options: cls(params, **options)) -> Any:
-    """Return an optimizer whose first step is proportional to the gradients."""
+    """Return an optimizer with a first step that is proportional to the gradients."""
     return make(params, torch.optim.SGD, lr=0.1, momentum=0.9)
 
 

@@ -52,7 +52,7 @@ def learned_order(rank: int, world_size: int) -> list[list[int]]:
 
 
 def kept_alive(rank: int, world_size: int) -> list[str]:
-    """Return the strategies whose objects stay alive after their last reference is dropped.
+    """Return the strategies with objects that stay alive after their last reference is dropped.
 
     Their memory would count in the peak of the next cell.
     """
@@ -269,7 +269,7 @@ def indivisible(rank: int, world_size: int) -> dict[str, str]:
 
 
 def tensor_parallel(rank: int, world_size: int) -> dict[str, Any]:
-    """Train a model whose layers share w1 under autocast, on all ranks and on one; save, zero and load it."""
+    """Train a model with layers that share w1 under autocast, on all ranks and on one; save, zero and load it."""
 
     def build() -> Any:
         model = _small()

@@ -109,7 +109,7 @@ def test_strategy_single_equals_one_process() -> None:
 def test_strategy_trains_to_the_parameters_of_one_process_on_gpus(
     gpu_ranks_by_size: Any, name: str, case: Case, world_size: int
 ) -> None:
-    """Compare with one process on a CPU, whose sums have another order."""
+    """Compare with one process on a CPU, with sums in another order."""
     reference, _ = whole(Case(case.precision), world_size)
     ranks = gpu_ranks_by_size(world_size).of(f"{name}-{case}")
     for rank in ranks:
