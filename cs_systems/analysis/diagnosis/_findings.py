@@ -257,7 +257,7 @@ class Answer:
 
     @property
     def plan(self) -> tuple[Diagnosis, ...]:
-        """Return the first cause whose remedy has a known outcome, and the remedies on top of it."""
+        """Return the first cause with a known outcome of its remedy, and the remedies on top of it."""
         known = [one for one in self.diagnoses if one.expected and not one.is_outside]
         first = next((one for one in known if not one.then), None)
         return (first, *(one for one in known if one.then == ON_TOP and one.unit == first.unit)) if first else ()

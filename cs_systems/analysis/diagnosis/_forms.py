@@ -49,7 +49,7 @@ def of_kernels(
     *,
     is_known: bool = False,
 ) -> Diagnosis | None:
-    """Return the diagnosis of kernels whose names have a pattern, if they take a notable share of the step.
+    """Return the diagnosis of kernels with a pattern in their names, if they take a notable share of the step.
 
     Args:
         evidence: the numbers of the step.

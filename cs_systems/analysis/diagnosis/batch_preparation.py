@@ -43,7 +43,7 @@ _OF_DATA = ("tokenizes text", "decodes images", "waits for a server", "sleeps")
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the own functions whose results become the model's input, by the data flow in the loop's source."""
+    """Find the own functions with results that become the model's input, by the data flow in the loop's source."""
     step_s, phase_s = evidence.step_s, evidence.phase_s(OTHER)
     of_loader = ends_of_iterators(evidence)
     own = (row for row in OWN_PYTHON.of(evidence.tables) if row["phase"] == OTHER and row not in of_loader)

@@ -12,7 +12,7 @@ REMEDY = "draw with rsample() there, which keeps the gradient"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find a sample in the loss whose distribution only a divergence trains."""
+    """Find a sample in the loss from a distribution that only a divergence trains."""
     rows = [row for row in CUT_SAMPLES.of(evidence.tables) if row["steps"] >= FEWEST]
     if not rows:
         return None

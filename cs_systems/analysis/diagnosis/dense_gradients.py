@@ -1,4 +1,4 @@
-"""Rule for updates of whole tables, such as those of embeddings, of which a step uses few rows."""
+"""Rule for updates of whole tables, such as embeddings, of which a step uses few rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OF_PENALTY = "penalise the used rows alone, which makes forward and backward sho
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find an optimizer with most of its elements in tables of which a step uses at most one of ten rows.
 
-    The gradient of the others is zero, or that of a penalty on all rows, such as the sum of their squares.
+    The gradient of the others is zero, or comes from a penalty on all rows, such as the sum of their squares.
     """
     rows = sorted(DENSE_GRADIENTS.of(evidence.tables), key=lambda each: -each["share"])
     step_s, update_s = evidence.step_s, evidence.phases_s(Phase.OPTIMIZER)

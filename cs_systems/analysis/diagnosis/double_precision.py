@@ -55,7 +55,7 @@ def _of_weights(evidence: Evidence, step_s: float) -> Diagnosis | None:
     if row is None or not 0 < row["flops_per_s"] <= SLOWER * row["float32_flops_per_s"]:
         return None
     phases_s = evidence.phases_s(Phase.FORWARD, Phase.BACKWARD)
-    # The rate is that of a core that nobody else uses, as is the fastest step.
+    # The rate is of a core that nobody else uses, as is the fastest step.
     timed = evidence.measurement.timed if evidence.measurement is not None else ()
     fastest_s = min((sample.wall_s for sample in timed), default=step_s) or step_s
     time_s = min(phases_s, step_s / fastest_s * row["flops"] / row["flops_per_s"])

@@ -105,7 +105,7 @@ def _traced(evidence: Evidence, step_s: float) -> Diagnosis | Unknown | None:
     # While the host waits for its batch it launches nothing; `data_input` reports that time.
     traced_s = waited_s = max(0.0, evidence.idle_s.get(LAUNCH, 0.0) - max(0.0, evidence.input_s - evidence.silent_s))
     if evidence.is_loop and evidence.measurement is not None:
-        # other launches are those of the program's own Python, which other rules report
+        # other launches come from the program's own Python, which other rules report
         most_s = sum(_of_loop_s(evidence, evidence.measurement, step_s).values())
         hidden_s = min(_in_collectives_s(evidence, step_s), max(0.0, most_s - _computed_s(evidence)))
         waited_s = min(waited_s + hidden_s, most_s)

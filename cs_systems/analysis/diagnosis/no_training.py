@@ -14,7 +14,7 @@ SKIPPED = "set a lower init_scale of the GradScaler, or use bf16 without one"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find a loss that is NaN or infinite, or skipped steps: the times of such a loop are not those of a training."""
+    """Find a loss that is NaN or infinite, or skipped steps: the times of such a loop are not a training's."""
     row = OUTCOME.first(evidence.tables)
     if row is None:
         return None

@@ -20,7 +20,7 @@ UNKNOWN = "find what restores the weights after optimizer.step(), or makes the u
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find an optimizer whose parameters are all the same before and after the timed steps, and the reason."""
+    """Find an optimizer with parameters that are all the same before and after the timed steps, and the reason."""
     outcome = OUTCOME.first(evidence.tables)
     if outcome is not None and (outcome.get("fault") or outcome.get("skipped_steps")):
         return None  # another rule reports it

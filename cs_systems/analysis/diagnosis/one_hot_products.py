@@ -29,7 +29,7 @@ MAKING = ("one_hot", "float", "to", "type")  # methods on a line that makes one-
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find linear layers whose inputs hold hardly any number but 0, by the time of their products in each step.
+    """Find linear layers with inputs of hardly any number but 0, by the time of their products in each step.
 
     Where it is known, the time of the line that makes the rows, and of the optimizer for rows that are not used, is
     added.
@@ -73,7 +73,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
 
 
 def _products_s(row: OneHotRow, evidence: Evidence) -> float:
-    """Return the time of a layer's products, that of backward by the measured ratio to forward's."""
+    """Return the time of a layer's products, in backward by the measured ratio to forward's."""
     forward_s = min(row["time_s"], row["share"] * evidence.phases_s(Phase.FORWARD, Phase.LOSS))
     return forward_s + min(row["backward_ratio"] * forward_s, evidence.phases_s(Phase.BACKWARD))
 

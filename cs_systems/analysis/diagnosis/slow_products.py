@@ -29,7 +29,7 @@ MERGE = f"compute several of these products as one, or use sizes of at least {TI
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the excess time over the same products at the attainable share of the peak, if compute limits them.
 
-    With recorded shapes, the rate of each product is known; the attainable rate is that of the fastest products in the
+    With recorded shapes, the rate of each product is known; the attainable rate is the fastest products' in the
     same step, or the memory bandwidth. Without shapes, kernel names show unaligned sizes.
     """
     step_s = evidence.step_s

@@ -1,4 +1,4 @@
-"""Rule for small buckets: gradients travel in many small all-reduces, whose latency adds up."""
+"""Rule for small buckets: gradients travel in many small all-reduces, and their latency adds up."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ REMEDY = (
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find passes whose results are too small to explain their time, or own functions that make many short calls."""
+    """Find passes with results too small to explain their time, or own functions that make many short calls."""
     one, sums = _of_graph(evidence) or _of_samples(evidence), _of_sums(evidence)
     if one is not None and sums is not None:
         return max(sums, one, key=lambda each: each.takes or 0.0)
@@ -78,7 +78,7 @@ def _of_graph(evidence: Evidence) -> Diagnosis | None:
 
 
 def _of_samples(evidence: Evidence) -> Diagnosis | None:
-    """Find own functions in forward and loss that use tensors, in a loop whose calls are short."""
+    """Find own functions in forward and loss that use tensors, in a loop of short calls."""
     step_s = evidence.step_s
     if step_s is None or not evidence.is_loop:
         return None
@@ -100,7 +100,7 @@ def _of_samples(evidence: Evidence) -> Diagnosis | None:
 
 
 def _counted(evidence: Evidence) -> str | None:
-    """Return the own function with most of a forward pass whose operators, by their number, take little time each."""
+    """Return the own function with most of a forward pass if its operators, by their number, take little time each."""
     row, measurement = FORWARD_OPERATORS.first(evidence.tables), evidence.measurement
     if row is None or measurement is None or not measurement.timed or row["operators"] < FEWEST:
         return None

@@ -14,7 +14,7 @@ REMEDY = "remove the checks, look at the loss alone, or check every hundredth st
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the time of own functions whose lines look for NaN or infinity in results."""
+    """Find the time of own functions with lines that look for NaN or infinity in results."""
     rows = INNER_LINES.of(evidence.tables)
     by_function: dict[tuple[str, str], float] = {}
     checking: dict[tuple[str, str], float] = {}

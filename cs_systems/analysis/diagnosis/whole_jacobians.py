@@ -20,7 +20,7 @@ REMEDY = (
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
-    """Find the time of own lines that compute a Jacobian; that of the backward pass through it is not in it."""
+    """Find the time of own lines that compute a Jacobian, without the backward pass through it."""
     rows = [
         row
         for row in INNER_LINES.of(evidence.tables)

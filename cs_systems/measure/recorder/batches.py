@@ -304,7 +304,7 @@ def _outside(loops: Sequence[ast.comprehension], names: set[str]) -> set[str]:
 
 
 def _statements(scope: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a function's own body, without those of functions in it."""
+    """Yield the nodes of a function's own body, without the nodes of functions in it."""
     for child in ast.iter_child_nodes(scope):
         if not isinstance(child, _Inner):
             yield child
@@ -361,7 +361,7 @@ def _value(node: ast.AST) -> ast.expr | None:
 
 
 def _targets(node: ast.AST) -> set[str]:
-    """Return the names that a statement assigns, or whose containers it adds to."""
+    """Return the names that a statement assigns, or of containers that it adds to."""
     match node:
         case ast.Assign(targets=targets):
             return set[str]().union(*map(_bases, targets))

@@ -1,8 +1,8 @@
-"""Time of multivariate normal distributions whose matrices are diagonal: of independent numbers with a full matrix.
+"""Time of multivariate normal distributions with diagonal matrices: of independent numbers with a full matrix.
 
 MultivariateNormal factorises its covariance matrix when it is made, and solves a triangular system in log_prob. In a
 few steps on a CPU its methods are timed, and the operators of their backward; the matrices are read after the step.
-Only matrices without any other element than those of the diagonal count, in all steps that are looked at, and none with
+Only matrices without an element off the diagonal count, in all steps that are looked at, and none with
 a trained factor of that shape: it may leave that form later.
 """
 

@@ -13,7 +13,7 @@ from cs_systems.measure.recorder.graph_size import MOST_NODES, is_product, nodes
 FEWEST = 100  # additions of one total; losses of tasks, layers or levels are fewer
 MOST_ELEMENTS = 64  # of any result on the way; arithmetic on more of them takes longer than the call
 MOST_BEFORE = 20  # operators between an element and its addition
-MOST_SOURCES = 4  # tensors whose elements are added; a list of results from as many calls is no tensor
+MOST_SOURCES = 4  # tensors with elements that are added; a list of results from as many calls is not a tensor
 _ADDITION, _LISTS = "AddBackward", ("Unbind", "Split", "Chunk")
 
 

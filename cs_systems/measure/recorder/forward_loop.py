@@ -50,7 +50,7 @@ from cs_systems.record import RunRecord
 FIRST_CALL = 9  # call of the same root module with which the recording begins
 CALLS_OF_ROOT = 3  # fewest calls, by then, of the module that begins a step
 OTHER_LOOP_CALLS = 8  # more calls of another module without one of the root module are a loop of their own
-MOST_KNOWN = 256  # modules whose calls are counted
+MOST_KNOWN = 256  # modules with counted calls
 # words of a program that may train; an evaluation before it must not end the script, or use a tracer of the process
 TRAINS = re.compile(rb"\bbackward\b|\boptim\b|[Oo]ptimizer|Trainer\b|\.fit\(|\.train\(|\bautograd\b")
 

@@ -57,7 +57,7 @@ class Updates:
         cleared: steps before which gradients were cleared after their backward pass.
         missing: steps in which no parameter had a gradient.
         zero: steps in which all gradients were zero, and no backward pass had computed others.
-        is_own: the program computes its own gradients from those of backward passes.
+        is_own: the program computes its own gradients from the gradients of backward passes.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -113,7 +113,7 @@ class Updates:
                 del self._used[position]  # type: ignore[union-attr]
 
     def backward_begins(self) -> list[int]:
-        """Return the earlier passes whose gradients were cleared before a step used them."""
+        """Return the earlier passes with gradients that were cleared before a step used them."""
         now = self._readings()
         # changes that the program makes to gradients between a step and the next backward pass are intended
         self._keep_used(now, unchanged=not (self._left or self._accumulated))
@@ -140,7 +140,7 @@ class Updates:
         return bool(added)
 
     def step_begins(self) -> list[int]:
-        """Return the passes whose gradients were cleared before this step."""
+        """Return the passes with gradients that were cleared before this step."""
         now = self._readings()
         self.steps += 1
         self.again += self._used is not None
@@ -164,7 +164,7 @@ class Updates:
             self._accumulated = set()
 
     def step_ends(self) -> list[int]:
-        """Return the passes whose gradients this step has used."""
+        """Return the passes with gradients that this step has used."""
         self._count_stale()  # in a closure called by the step
         passes, self.passes = self.passes, []
         self._used = self._readings()

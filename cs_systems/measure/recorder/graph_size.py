@@ -14,7 +14,7 @@ MOST_NODES = 100_000
 MOST_GRAPHS = 6  # that one observer looks through: with thousands of nodes, one takes some milliseconds
 # rates that one core of any machine exceeds, so that the bound is not below the real time
 ELEMENTS_PER_S, FLOPS_PER_S = 2e8, 5e9
-# parts of the names of nodes whose operator sums over an inner dimension
+# parts of the names of nodes with an operator that sums over an inner dimension
 _PRODUCTS = ("mm", "linear", "conv", "attention")
 _NO_OPERATORS = ("AccumulateGrad", "ViewBackward", "TBackward", "squeezeBackward")  # leaves, and views that do no work
 

@@ -289,7 +289,7 @@ def slow_steps(
 ) -> found.SlowStepsRow:
     """Return the row of a slow kind of steps, with the own function that takes most of the extra time.
 
-    worked_s: CPU time of the process in these steps beyond that of as many usual ones.
+    worked_s: CPU time of the process in these steps beyond as many usual ones'.
     Steps that were sampled from their start count; without any, steps that were sampled for most of their time.
     """
     mine = {*kind.positions}

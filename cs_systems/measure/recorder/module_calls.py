@@ -64,7 +64,7 @@ class _Content(NamedTuple):
 
 
 class _Repeat(NamedTuple):
-    """Call that repeats another one, with the part of its time whose operators autograd records.
+    """Call that repeats another one, with the part of its time in operators that autograd records.
 
     parametrized: the weight that it computes, if it is a parametrization. method: its way to make it orthogonal.
     """
@@ -82,7 +82,7 @@ class SeenCall(NamedTuple):
 
     Attributes:
         inputs: its positional and named arguments.
-        time_s: its time without this package's own work; inner_s: that of the calls inside it.
+        time_s: its time without this package's own work; inner_s: the time of the calls inside it.
         begin_s: when it began, by `time.perf_counter`; calls inside it began later.
         outermost: the module of the outermost open call, which may be this one.
         is_outermost: no other call is open around it.

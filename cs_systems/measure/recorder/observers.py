@@ -183,7 +183,7 @@ class Observer(Guest):
         """Evaluate the recording, hidden from the program's modes, while its models and optimizers are still known."""
 
     def results(self, inputs: Sequence[StepInputs], is_timed: bool) -> Found | None:
-        """Return the results for the stage that ends; `inputs` are those of its steps."""
+        """Return the results for the stage that ends; `inputs` are its steps' inputs."""
         return None
 
     def tables(self, timing: Timing, others: Tables) -> Tables:

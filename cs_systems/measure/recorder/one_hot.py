@@ -1,6 +1,6 @@
 """Linear layers that multiply one-hot rows, or others of which hardly any number differs from 0.
 
-Only inputs without gradients count: those of the data, not activations. Rows are read in a few untimed steps.
+Only inputs without gradients count: data, not activations. Rows are read in a few untimed steps.
 """
 
 from __future__ import annotations
@@ -208,6 +208,6 @@ def nonzeros(inputs: Tensor) -> Nonzeros | None:
             return None
     if int(counts.count_nonzero()) < LEAST_USED * len(some):
         return None
-    # where all of them are 1, their sum and that of their squares are their number
+    # where all of them are 1, their sum and the sum of their squares are their number
     is_ones = bool((some.sum(dim=1) == counts).all()) and bool((some.square().sum(dim=1) == counts).all())
     return Nonzeros(int(counts.max()), is_ones)

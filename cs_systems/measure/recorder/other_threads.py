@@ -68,7 +68,7 @@ class OtherThreads(FewSteps):
         self._wall_s = self._waited_s = self._pool_queued_s = 0.0
         self._measures = False  # whether a look measures how long the lock is kept; a sampled stack makes that short
         self._tried: Counter[int] = Counter()  # such looks while the thread was in the program's own Python
-        self._held: Counter[int] = Counter()  # those of them at which the lock was kept from the loop
+        self._held: Counter[int] = Counter()  # of them, where the lock was kept from the loop
         self._lines: defaultdict[int, Counter[Line]] = defaultdict(Counter)  # of the outermost own function
 
     def begins(self, period: Period) -> None:

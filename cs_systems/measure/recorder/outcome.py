@@ -56,7 +56,7 @@ class _Number(NamedTuple):
 class Outcome(Observer):
     """Scalars of the steps of a stage; `row` reads them at its end.
 
-    at_skip: called with the optimizer whose step a GradScaler has skipped.
+    at_skip: called with the optimizer if a GradScaler has skipped its step.
     """
 
     runs_operators = False

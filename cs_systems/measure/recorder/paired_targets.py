@@ -25,7 +25,7 @@ from cs_systems.measure.workloads._batches import tensors_in
 
 MOST_STEPS = 3  # of each period
 FEWEST, MOST = 8, 1 << 13  # predictions of a batch; the look reads as many elements as pairs
-MOST_RESULTS = 8  # of a step, whose graphs live until its end
+MOST_RESULTS = 8  # of a step; their graphs live until its end
 MOST_COMPARED = 256  # rows and columns of the pairs that are compared
 # Nodes by their names before "Backward": losses, which save their target; sums of all elements; operators of two
 # operands; those that change no element; and elementwise ones.
@@ -96,7 +96,7 @@ class PairedTargets(FewSteps):
                 of = sum(
                     float(tensor.detach().sum(dtype=torch.float64)) for tensor in self._inputs if _has_numbers(tensor)
                 )
-                # more results than these are those of an evaluation with its graph, which is not to be kept
+                # more results than these come from an evaluation with its graph, which is not to be kept
                 self._results = self._results[1 - MOST_RESULTS :]
                 self._results.append(Result((each.grad_fn, each.output_nr), each.detach(), of))
         self._inputs = []
@@ -178,7 +178,7 @@ def pairs_below(roots: Any, results: Sequence[Result]) -> list[tuple[Result, Pai
 class _Graph:
     """Part of a graph between a model's result and the loss.
 
-    nodes: all nodes below the loss, each after those of its operands.
+    nodes: all nodes below the loss, each after its operands' nodes.
     """
 
     def __init__(self, result: Result, nodes: Sequence[Any]) -> None:
@@ -319,7 +319,7 @@ def _constant(node: Any) -> Tensor | None:
 def _saved(node: Any, name: str) -> Tensor | None:
     """Return a tensor that a node has saved; None if it saves no such one, or it was changed or packed since.
 
-    To unpack one would call the program's hooks, such as those of a checkpoint, which compute the loss again.
+    To unpack one would call the program's hooks, such as a checkpoint's, which compute the loss again.
     """
     raw = getattr(node, f"_raw_saved_{name}", None)
     if raw is None or getattr(raw, "unpack_hook", raw) is not None:

@@ -40,7 +40,7 @@ class Passes(FewSteps):
         self._forget()
 
     def _forget(self) -> None:
-        self._known = set[int]()  # operators of the passes whose gradients add up
+        self._known = set[int]()  # operators of the passes with gradients that add up
         self._roots: Any = None
         self._before: States = []
         self._after: States = []

@@ -121,7 +121,7 @@ class ProductOrders(WarmupGraphs[Order]):
 
 
 def costly_orders(roots: Any, *, may_read: bool = False) -> Iterator[Order]:
-    """Yield the products of three matrices below the roots whose other order needs much less arithmetic.
+    """Yield the products of three matrices below the roots that need much less arithmetic in their other order.
 
     may_read: whether factors that autograd keeps may be read.
     """

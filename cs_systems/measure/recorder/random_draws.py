@@ -36,7 +36,7 @@ from cs_systems.measure.recorder.tracker import Tracker
 from cs_systems.measure.workloads._batches import tensors_in
 
 MOST_STEPS, FEWEST_STEPS = 4, 3
-MOST_DRAWS = 64  # of a step, whose numbers are kept
+MOST_DRAWS = 64  # of a step, with numbers that are kept
 FEWEST_CALLS, MOST_CALLS = 20, 1000  # in each step at one place: the least that is told, and the most that is counted
 MOST_VALUES = 256  # compared values of a draw
 FEWEST_BITS = 40.0  # of a draw's values, so that equal ones are no coincidence

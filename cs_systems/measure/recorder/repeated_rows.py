@@ -1,4 +1,4 @@
-"""Rows of tensors that an index looks up again and again, such as those of relative positions for each window.
+"""Rows of tensors that an index looks up again and again, such as relative positions for each window.
 
 The graph of backward shows the indices. Where all parts of an index along one of its dimensions are equal, the same
 rows are looked up for each of them, and backward adds up the gradients of the copies one by one. Hooks at the operator
@@ -31,9 +31,9 @@ _INDEX, _EMBEDDING = "IndexBackward", "EmbeddingBackward"
 
 
 class Lookup(NamedTuple):
-    """Index of a tensor whose parts are equal along some of its dimensions.
+    """Index of a tensor with parts that are equal along some of its dimensions.
 
-    copies: how often each part is there. parts: the shape of the index. result: that of what is looked up.
+    copies: how often each part is there. parts: the shape of the index. result: the shape of what is looked up.
     """
 
     name: str | None  # of the tensor, if it is a parameter

@@ -33,7 +33,7 @@ _CONVOLUTIONS = {3: functional.conv1d, 4: functional.conv2d, 5: functional.conv3
 class Layer(NamedTuple):
     """Convolution or matrix product, with what its backward pass computes.
 
-    options: those of a convolution; empty for a product.
+    options: a convolution's; empty for a product.
     """
 
     dtype: torch.dtype
@@ -139,7 +139,7 @@ def _fastest_s(layer: Layer, dtype: torch.dtype) -> float:
 
 
 def _layers(roots: Any) -> Iterator[Layer]:
-    """Yield the convolutions and matrix products below the roots of a backward pass whose sizes are known."""
+    """Yield the convolutions and matrix products of known sizes below the roots of a backward pass."""
     for node in nodes_below(roots):
         name, following = node.name(), [each for each, _ in node.next_functions]
         if name.startswith("ConvolutionBackward") and len(following) > 1 and not node._saved_transposed:

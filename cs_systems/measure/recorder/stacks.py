@@ -55,7 +55,7 @@ _CALLEE = re.compile(r"(?:await\s+)?([A-Za-z_][\w.]*(?:\([^()]*\)\.[\w.]+)*)\s*\
 _READS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME")  # beginnings: there are variants, such as of two names
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 MOST_BYTES = 8_000  # of a function's instructions; to look through more, the program would pause for too long
-DEEPEST = 2  # lists inside lists whose first element is looked at
+DEEPEST = 2  # lists inside lists with a first element that is looked at
 _HOLD_LOCALS = {"locals", "vars", "eval", "exec"}  # functions that use the dictionary of their caller's variables
 _NAME = re.compile(r"[A-Za-z_]\w*$")
 _LONGEST_CALLEE = 40
@@ -213,7 +213,7 @@ class Sampler:
     @staticmethod
     @untraced
     def _look(known: weakref.ref[Sampler], _: Any) -> int:
-        """Take a sample in the main thread, whose stack cannot change meanwhile."""
+        """Take a sample in the main thread; its stack cannot change meanwhile."""
         self = known()
         if self is None:
             return 0

@@ -34,7 +34,7 @@ class StepClock:
         self._ends = deque[_End]()
 
     def step_ended(self, number: int, own_s: float) -> None:
-        """Note the end of step `number`; that of -1 begins the first.
+        """Note the end of step `number`; the end of -1 begins the first.
 
         own_s: the time in it that the recording took, during which the device was idle.
         """

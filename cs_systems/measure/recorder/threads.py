@@ -1,4 +1,4 @@
-"""Threads of torch's operators: their number, if it exceeds that of the cores, and what an operator costs then."""
+"""Threads of torch's operators: their number, if it exceeds the cores', and what an operator costs then."""
 
 from __future__ import annotations
 

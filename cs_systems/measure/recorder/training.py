@@ -189,7 +189,7 @@ class Training(FewSteps):
         }
 
     def _dropped(self) -> Iterator[found.DroppedGradientsRow]:
-        """Yield a row for each optimizer whose gradients are cleared after passes that another one uses."""
+        """Yield a row for each optimizer with gradients that are cleared after passes that another one uses."""
         total = sum(sum(costs.values()) for costs, _ in self._costs.values())
         for optimizer in self._subject.optimizers:
             which = id(self._gradients.of(optimizer))
@@ -205,7 +205,7 @@ class Training(FewSteps):
                 yield self._dropped_row(optimizer, places, dropped / total, 0.0)
 
     def _reduced_in_vain(self) -> Iterator[found.DroppedGradientsRow]:
-        """Yield a row for each optimizer whose gradients the ranks reduce in passes for another, and then clear.
+        """Yield a row for each optimizer with gradients that the ranks reduce in passes for another, and then clear.
 
         They are of weights between the loss and those that the pass is for, such as a critic's.
         """
@@ -272,7 +272,7 @@ def is_large(parameter: Tensor) -> bool:
 
 
 class UsedRows(NamedTuple):
-    """Rows of a table with a gradient of their own, which is neither 0 nor that of a penalty."""
+    """Rows of a table with a gradient of their own, which is neither 0 nor a penalty's."""
 
     number: int
     is_penalised: bool
@@ -293,7 +293,7 @@ def used_rows(table: Tensor) -> UsedRows:
 
 
 def _penalised_rows(table: Tensor, gradient: Tensor) -> float:
-    """Return the share of a table's rows whose gradient is one multiple of their weights, to the rounding of float32.
+    """Return the share of a table's rows with a gradient of one multiple of their weights, to float32's rounding.
 
     0 if the weights hardly differ: then each gradient that is the same for all is such a multiple.
     """

@@ -53,7 +53,7 @@ from cs_systems.record import RunRecord
 # loop has ended, more than it ever made between two steps of the first one. A GAN's critic makes about five per step of
 # the generator.
 OTHER_TRAINING_STEPS = 8
-EAGER_STEPS = 4  # steps of an optimizer after which it is no compiled one, whose hooks run while it is being compiled
+EAGER_STEPS = 4  # steps of an optimizer after which it is not compiled; a compiled one's hooks run in its compilation
 
 
 class _Key(NamedTuple):
@@ -265,7 +265,7 @@ class ScriptRecorder(Recorder):
         super()._begin_again()
 
     def _begin_with(self, optimizer: Optimizer) -> None:
-        """Let the steps of this optimizer end those of the loop, in place of an earlier one's."""
+        """Let the steps of this optimizer end the loop's steps, in place of an earlier one's."""
         earlier = self._first() if self._first is not None else None
         self._subject.optimizers = [each for each in self._subject.optimizers if each is not earlier]
         self._first, self._first_class = weakref.ref(optimizer), type(optimizer)

@@ -91,7 +91,7 @@ class Watch(Observer):
         is_rank: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__()
-        self.is_inference = False  # the loop runs only forward passes, whose inputs come from earlier results
+        self.is_inference = False  # the loop runs only forward passes, with inputs from earlier results
         self._is_rank = is_rank  # whether the loop may wait for other ranks
         self._device, self._models = device, models
         self._compilations = compilations
@@ -366,7 +366,7 @@ class Watch(Observer):
         return made
 
     def _extra_cpu_s(self, kind: StepKind, usual: StepKind) -> float:
-        """Return the CPU time of steps of a kind beyond that of as many usual ones."""
+        """Return the CPU time of steps of a kind beyond as many usual ones'."""
         usual_s = median(self._cpu_s[n] for n in usual.positions)
         return math.fsum(self._cpu_s[n] - usual_s for n in kind.positions)
 
