@@ -1,7 +1,8 @@
 """Calls of a model that repeat another call in the same step: the same input, so one result would be enough.
 
 A call is compared by some elements of its tensors and by its other arguments. Hooks on the results show which of them
-backward uses: two calls with dropout, both used, are not a repetition.
+backward uses: two calls with dropout, both used, are not a repetition. Calls inside a transformation of torch.func
+are left out, such as vmap: its tensors hide their elements.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ class Calls(FewSteps):
         if call.is_in_update:
             return
         (model, *positional), named = call.arguments
-        is_known = call.is_recorded and isinstance(model, nn.Module)  # a compiled call does not identify its model
+        is_plain = torch._C._functorch.peek_interpreter_stack() is None
+        # a compiled call does not identify its model
+        is_known = call.is_recorded and is_plain and isinstance(model, nn.Module)
         self._in_step += 1
         key = _key((positional, named)) if is_known and self._in_step <= MOST_CALLS else None
         self._open.append(

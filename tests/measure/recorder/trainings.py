@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.checkpoint import checkpoint
@@ -1814,7 +1815,31 @@ def over_a_graph(
     return step
 
 
+def of_each_sample(has_gradients: bool) -> Step:
+    """Return a step that calls the model for each sample inside a transformation of torch.func."""
+    model = net()
+    optimizer = AdamW(model.parameters())
+
+    def loss(parameters: dict[str, Tensor], sample: Tensor, label: Tensor) -> Tensor:
+        return functional.cross_entropy(functional_call(model, parameters, (sample[None],)), label[None])
+
+    def step() -> None:
+        inputs, labels = batch()
+        if not has_gradients:
+            update(optimizer, functional.cross_entropy(vmap(model)(inputs), labels))
+            return
+        held = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        gradients = vmap(grad(loss), in_dims=(None, 0, 0))(held, inputs, labels)
+        for name, parameter in model.named_parameters():
+            parameter.grad = gradients[name].mean(0)
+        optimizer.step()
+
+    return step
+
+
 SOUND: dict[str, Callable[[], Step]] = {
+    "samples_under_vmap": lambda: of_each_sample(has_gradients=False),
+    "gradients_of_each_sample": lambda: of_each_sample(has_gradients=True),
     "sparse_adjacency": lambda: over_a_graph(torch.sparse.mm, lambda: adjacency(1024).to_sparse()),
     "identity_in_a_product": lambda: over_a_graph(torch.matmul, lambda: torch.eye(1024)),
     "causal_mean": lambda: over_a_graph(torch.matmul, lambda: torch.ones(1024, 1024).tril() / 1024),
