@@ -1,6 +1,7 @@
 """Rule for forward passes without gradients in every step: rollouts, generation, or evaluation.
 
-Those of a teacher or a target network, which the loss needs, are no cause.
+Those of a teacher or a target network, which the loss needs, are no cause. Neither are those of a loop that does not
+train: they are its work.
 """
 
 from __future__ import annotations
@@ -9,13 +10,17 @@ from cs_systems.analysis.comparison.loop_findings import OWN_PYTHON, WITHOUT_GRA
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis.own_python import FEWEST, LEAST, MOST, NOTABLE, called_at
+from cs_systems.config import Phase
 
+TRAINING = {Phase.BACKWARD, Phase.OPTIMIZER}
 REMEDY = "do it less often, or in fewer and larger batches"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the time of forward passes that train nothing, with the lines that call them."""
-    step_s = evidence.step_s
+    step_s, phases = evidence.step_s, {*evidence.measurement.phase_names()} if evidence.measurement else set()
+    if Phase.FORWARD in phases and not phases & TRAINING:
+        return None
     rows = [row for row in OWN_PYTHON.of(evidence.tables) if row["phase"] == WITHOUT_GRADIENTS]
     rows = [row for row in rows if row["samples"] >= FEWEST and row["place"] and not row.get("feeds_model")]
     lasted_s = sum(row["time_s"] for row in rows)

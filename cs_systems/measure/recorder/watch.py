@@ -52,7 +52,7 @@ from cs_systems.measure.recorder.lines import (
 from cs_systems.measure.recorder.memory import Memory
 from cs_systems.measure.recorder.observers import ModelCall, Observer, Period, Timing
 from cs_systems.measure.recorder.other_programs import OtherPrograms
-from cs_systems.measure.recorder.phases import FORWARD, INPUT, Moment
+from cs_systems.measure.recorder.phases import BACKWARD, FORWARD, INPUT, OPTIMIZER, Moment
 from cs_systems.measure.recorder.stacks import CoreQueue, Line, Sample, Sampler, function_of, own_lines, place_of
 from cs_systems.measure.recorder.step_clock import StepClock
 
@@ -317,6 +317,8 @@ class Watch(Observer):
         whole: list[LoopTimeRow] = whole_loop_time([durations_s[n] for n in alone], compiling, sampled, longer)
         kinds = self._kinds()
         by_step = [*self._sampler.samples]
+        if not {BACKWARD, OPTIMIZER} & timing.phases_s.keys():  # forward passes are the loop's work
+            by_step = [_in_forward(sample) for sample in by_step]
         if whole:
             made |= found.WHOLE_LOOP.filled(whole)
         if kinds:
@@ -520,6 +522,13 @@ class Watch(Observer):
                 "phase": most if most is not None and falls[most] > start.later_s else None,
             }
         ]
+
+
+def _in_forward(sample: Sample) -> Sample:
+    """Return a sample as one of a loop in which no forward pass has gradients."""
+    if sample.phase is None:
+        return sample
+    return sample._replace(phase=sample.phase._replace(is_without_gradients=False))
 
 
 def _never(chain: tuple[Line, ...]) -> bool:
