@@ -24,9 +24,13 @@ from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule, Unknown
 from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
 from cs_systems.analysis.diagnosis._findings import EXPLAINS
 from cs_systems.analysis.timing_caveats import launch_bound_phases
+from cs_systems.config import Phase
 from cs_systems.record import Measurement
 
 NOTABLE = 0.10  # share of the step; less is the loop's own bookkeeping
+# Share of the step up to which it takes a place that is worth a change: an environment of reinforcement learning takes
+# this long in a few lines each of several functions, none of which can be mended alone.
+SPREAD = 0.2
 LEAST = 0.02  # least share of the step for a function that is named
 MOST = 3  # number of functions that are named
 READ_LESS = "read numbers less often, and many at once (torch.stack(…).tolist())"
@@ -130,6 +134,16 @@ def _with_reads(
     return total_s, sorted(found, key=lambda row: -row["time_s"]) if total_s else found
 
 
+def _is_spread(rows: Sequence[OwnPythonRow], own: Sequence[OwnPythonRow], step_s: float) -> bool:
+    """Return whether no place has a share of the step that is worth a change.
+
+    A place is a function, or a line of the function that also calls the model or the optimizer: the loop itself.
+    """
+    loops = {row["function"] for row in own if row["phase"] in (Phase.BACKWARD, Phase.OPTIMIZER)}
+    most_s = max(row["time_s"] * (row.get("place_share", 1.0) if row["function"] in loops else 1.0) for row in rows)
+    return most_s < WORTH * step_s
+
+
 def find(evidence: Evidence) -> Diagnosis | Unknown | None:
     """Find the phase `other` of a loop, with the functions that take its time; another rule reports batches."""
     step_s, measurement = evidence.step_s, evidence.measurement
@@ -161,6 +175,8 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
         reasons = UNSAMPLED.of(evidence.tables)
         why = f": {reasons[0]['reason']}; {reasons[0]['remedy']}" if reasons else ""
         return Unknown(f"what runs in {share} outside the model's phases{why}")
+    if lasted_s < SPREAD * step_s and _is_spread(rows, own, step_s):
+        return None
     work = polls(shown[0]) or work_of(shown[0]["function"], shown[0].get("calls"))
     work = work or (LOGGED if shown[0].get("writes") else None)
     if work is None and SORTS.search(shown[0].get("calls") or ""):
