@@ -166,6 +166,20 @@ class RemadeOptimizersRow(TypedDict):
     state: str | None  # what it keeps for a parameter, such as "exp_avg, exp_avg_sq"
 
 
+class FusedUpdateRow(TypedDict):
+    """Update of an optimizer on a CPU, tried on copies after the last step, as it is and fused."""
+
+    optimizer: str
+    parameters: int  # with a gradient
+    tried: int  # of these, copied ones; all, unless they are too large
+    updates: float  # per step
+    time_s: float  # of one update as it is, for all parameters
+    fused_share: float  # time of the fused update, as a share of that: the median of the rounds, and their quartiles
+    low_share: float
+    high_share: float
+    rounds: int
+
+
 class DoubleSoftmaxRow(TypedDict):
     """Loss that applies a function to numbers that went through it already."""
 
@@ -636,6 +650,7 @@ REPEATED_FORWARD = Table("repeated_forward", RepeatedForwardRow, "forward repeat
 OUTCOME = Table("outcome", OutcomeRow, "outcome of the timed steps")
 UPDATES = Table("updates", UpdatesRow, "steps of the optimizers that were looked at")
 REMADE_OPTIMIZERS = Table("remade_optimizers", RemadeOptimizersRow, "optimizers that were made anew")
+FUSED_UPDATES = Table("fused_updates", FusedUpdateRow, "updates tried as fused ones")
 DOUBLE_SOFTMAX = Table("double_softmax", DoubleSoftmaxRow, "softmax that is applied twice")
 UNREGISTERED = Table("unregistered", UnregisteredRow, "parameters in Python lists")
 LEARNING_RATES = Table("learning_rates", LearningRateRow, "learning rates")

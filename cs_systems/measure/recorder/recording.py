@@ -37,6 +37,7 @@ from cs_systems.measure.recorder.double_softmax import DoubleSoftmax
 from cs_systems.measure.recorder.empty_clipping import EmptyClipping
 from cs_systems.measure.recorder.energy import Energy
 from cs_systems.measure.recorder.evaluation_mode import EvaluationMode
+from cs_systems.measure.recorder.fused_updates import FusedUpdates
 from cs_systems.measure.recorder.hook_numbers import HookNumbers
 from cs_systems.measure.recorder.input_gradients import InputGradients
 from cs_systems.measure.recorder.inputs import StepInputs, elements, sizes
@@ -148,6 +149,7 @@ class Recording:
             self._loaded, RandomDraws(tracker, hidden, compiled), EmptyClipping(tracker), RepeatedRows(of, compiled),
             CutSamples(of, tracker), Covariances(of, tracker, compiled), ProductOrders(of, compiled),
             SparseFactors(of, compiled), SameDerivatives(), DistributionChecks(tracker),
+            FusedUpdates(of),
         ]  # fmt: skip
         if self._writer.meeting is not None:
             replicas = Replicas()
