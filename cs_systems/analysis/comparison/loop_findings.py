@@ -180,6 +180,15 @@ class FusedUpdateRow(TypedDict):
     rounds: int
 
 
+class DenormalsRow(TypedDict):
+    """Denormal numbers among some of those that an optimizer keeps for its parameters, after the recording."""
+
+    optimizer: str
+    state: str  # what of its state has such numbers, such as "exp_avg"
+    share: float
+    step: int
+
+
 class DoubleSoftmaxRow(TypedDict):
     """Loss that applies a function to numbers that went through it already."""
 
@@ -651,6 +660,7 @@ OUTCOME = Table("outcome", OutcomeRow, "outcome of the timed steps")
 UPDATES = Table("updates", UpdatesRow, "steps of the optimizers that were looked at")
 REMADE_OPTIMIZERS = Table("remade_optimizers", RemadeOptimizersRow, "optimizers that were made anew")
 FUSED_UPDATES = Table("fused_updates", FusedUpdateRow, "updates tried as fused ones")
+DENORMALS = Table("denormals", DenormalsRow, "denormal numbers in optimizers")
 DOUBLE_SOFTMAX = Table("double_softmax", DoubleSoftmaxRow, "softmax that is applied twice")
 UNREGISTERED = Table("unregistered", UnregisteredRow, "parameters in Python lists")
 LEARNING_RATES = Table("learning_rates", LearningRateRow, "learning rates")

@@ -9,6 +9,7 @@ from cs_systems.analysis.attribution.usual_steps import START_UP, Usual
 from cs_systems.analysis.comparison.loop_findings import (
     CALLS,
     COLLECTOR,
+    DENORMALS,
     GROWTH,
     IN_NO_PHASE,
     OTHER,
@@ -43,7 +44,9 @@ TIME = "find what each step does for all steps before it, such as reading a list
 APPEND = "write only what is new in each step, such as one line at the end of a file, or write everything at the end"
 WRITING = ("writes values as text", "writes a file")  # kinds of work
 TABLE = "fills a pandas table"
-DENORMALS = "torch.set_flush_denormal(True) shows whether numbers fade to denormals, with which a CPU is slow"
+FLUSH = "torch.set_flush_denormal(True)"
+MAY_FADE = f"{FLUSH} shows whether numbers fade to denormals, with which a CPU is slow"
+FADED = 0.01  # share of denormal numbers in an optimizer; operators with so few of them are slower already
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
@@ -90,7 +93,14 @@ def _of_time(row: GrowthRow, evidence: Evidence) -> Diagnosis | None:
     if row.get("is_inference") and phase == Phase.FORWARD and not where:
         return Diagnosis(cause, READS_MORE, last, takes=last - first, evidence=(row,))
     is_on_cpu = evidence.config is not None and evidence.config.device == "cpu"
-    remedy = f"{TIME}; {DENORMALS}" if is_on_cpu and phase != OTHER and not where else TIME
+    faded = DENORMALS.first(evidence.tables)
+    if is_on_cpu and phase not in (OTHER, Phase.INPUT) and not where and faded is not None and faded["share"] >= FADED:
+        cause += (
+            f"; at step {faded['step']:,}, {faded['share']:.0%} of what {faded['optimizer']} keeps ({faded['state']}) "
+            "has faded to denormal numbers, with which a CPU is slow"
+        )
+        return Diagnosis(cause, f"{FLUSH} before the loop", last, takes=last - first, evidence=(row, {**faded}))
+    remedy = f"{TIME}; {MAY_FADE}" if is_on_cpu and phase != OTHER and not where else TIME
     return Diagnosis(cause, remedy, last, takes=last - first, evidence=(row,), where=where)
 
 

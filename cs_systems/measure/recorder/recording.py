@@ -31,6 +31,7 @@ from cs_systems.measure.recorder.anomaly import Anomaly
 from cs_systems.measure.recorder.calls import Calls
 from cs_systems.measure.recorder.covariances import Covariances
 from cs_systems.measure.recorder.cut_samples import CutSamples
+from cs_systems.measure.recorder.denormals import Denormals
 from cs_systems.measure.recorder.distribution_checks import DistributionChecks
 from cs_systems.measure.recorder.double import Double
 from cs_systems.measure.recorder.double_softmax import DoubleSoftmax
@@ -149,7 +150,7 @@ class Recording:
             self._loaded, RandomDraws(tracker, hidden, compiled), EmptyClipping(tracker), RepeatedRows(of, compiled),
             CutSamples(of, tracker), Covariances(of, tracker, compiled), ProductOrders(of, compiled),
             SparseFactors(of, compiled), SameDerivatives(), DistributionChecks(tracker),
-            FusedUpdates(of),
+            FusedUpdates(of), Denormals(hidden),
         ]  # fmt: skip
         if self._writer.meeting is not None:
             replicas = Replicas()

@@ -1339,6 +1339,26 @@ def test_steps_that_grow_for_an_unknown_reason_may_fade_to_denormals_on_a_cpu(
     assert ("torch.set_flush_denormal(True)" in found.remedy) is names
 
 
+@pytest.mark.parametrize(
+    ("share", "known", "is_named"),
+    [(0.01, {}, True), (0.0099, {}, False), (0.2, {"phase": "optimizer"}, True), (0.2, {"phase": "other"}, False),
+     (0.2, {"phase": "input"}, False)],
+)  # fmt: skip
+def test_steps_that_grow_with_denormal_numbers_in_the_optimizer_are_told_so(
+    share: float, known: dict[str, Any], is_named: bool
+) -> None:
+    faded = {"optimizer": "Adam", "state": "exp_avg", "share": share, "step": 1750}
+    rows = {"growth": [growing("step time", 0.1, 0.2, **known)], "denormals": [faded]}
+    (found,) = causes(loop(rows))
+    assert ("has faded to denormal numbers" in found.cause) is is_named
+    if is_named:
+        assert found.cause.endswith(
+            f"; at step 1,750, {share:.0%} of what Adam keeps (exp_avg) has faded to denormal numbers, with which a "
+            "CPU is slow"
+        )
+        assert found.remedy == "torch.set_flush_denormal(True) before the loop"
+
+
 def test_growing_step_names_its_phase() -> None:
     (found,) = causes(loop({"growth": [growing("step time", 0.02, 0.07, phase="other")]}))
     assert found.sentence.startswith(

@@ -9,10 +9,10 @@ from torch import nn
 
 CASE = {
     "generation": 10,
-    "truth": "Every second step is longer, some weights stand still in the others, and three networks are copies: that is TD3, with its delayed actor and slow targets.",
+    "truth": "Every second step is longer, some weights stand still in the others, and three networks are copies: that is TD3, with its delayed actor and slow targets. Adam's momentum of dead ReLUs fades to denormal numbers: its last steps take a fifth longer, unless they are flushed.",
     "cause": None,
-    "also": [],
-    "never": ["periodic-pause", "no-update", "skipped-steps", "model-copies", "growth", "data-loading", "logging"],
+    "also": ["growth", "unfused-optimizer"],
+    "never": ["periodic-pause", "no-update", "skipped-steps", "model-copies", "data-loading", "logging"],
     "healthy": True,
 }
 
