@@ -90,10 +90,10 @@ class FusedUpdates(FewSteps):
         self._timed.clear()
 
     def _share(self) -> float:
-        """Return the share of the optimizers' phase in the last timed steps."""
+        """Return the median share of the optimizers' phase in the last timed steps."""
         samples = [timeline.sample(warmup=False) for timeline in self._timed]
-        whole_s = sum(sample.wall_s for sample in samples)
-        return sum(sample.phases_s.get(OPTIMIZER, 0.0) for sample in samples) / whole_s if whole_s else 0.0
+        shares = [sample.phases_s.get(OPTIMIZER, 0.0) / sample.wall_s for sample in samples if sample.wall_s]
+        return median(shares) if shares else 0.0
 
     def _rows(self) -> Iterator[FusedUpdateRow]:
         begin_s = time.perf_counter()
