@@ -6,7 +6,7 @@ from _transformer import LM, loss_fn
 CASE = {
     "truth": "The compiled model (aot_eager) compiles once for training and once for evaluation, without graph breaks.",
     "cause": None,
-    "also": ["start-up"],
+    "also": ["start-up", "unfused-optimizer"],
     "never": ["recompilation", "data-loading", "host-python"],
     "healthy": True,
 }
