@@ -95,7 +95,8 @@ def _of_time(row: GrowthRow, evidence: Evidence) -> Diagnosis | None:
     is_on_cpu = evidence.config is not None and evidence.config.device == "cpu"
     faded = DENORMALS.first(evidence.tables)
     if is_on_cpu and phase not in (OTHER, Phase.INPUT) and not where and faded is not None and faded["share"] >= FADED:
-        cause += (
+        # the phases are those of the timed steps, before numbers have faded
+        cause = _slower(Growth(row["steps"], first, last, row["per_step"]), None) + (
             f"; at step {faded['step']:,}, {faded['share']:.0%} of what {faded['optimizer']} keeps ({faded['state']}) "
             "has faded to denormal numbers, with which a CPU is slow"
         )

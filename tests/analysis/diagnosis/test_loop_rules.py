@@ -1353,8 +1353,8 @@ def test_steps_that_grow_with_denormal_numbers_in_the_optimizer_are_told_so(
     assert ("has faded to denormal numbers" in found.cause) is is_named
     if is_named:
         assert found.cause.endswith(
-            f"; at step 1,750, {share:.0%} of what Adam keeps (exp_avg) has faded to denormal numbers, with which a "
-            "CPU is slow"
+            f"200 ms after 50 steps; at step 1,750, {share:.0%} of what Adam keeps (exp_avg) has faded to denormal "
+            "numbers, with which a CPU is slow"
         )
         assert found.remedy == "torch.set_flush_denormal(True) before the loop"
 
