@@ -337,7 +337,7 @@ class Search:
                 break
         assert found is not None
         if not found.is_gain:
-            return "rejected", why_not(found, len(records)), found, UNCHECKED
+            return "rejected", why_not(found, len(records), self._may_gain(found, len(records))), found, UNCHECKED
         check = self.bench.check(option.cell) if option.numbers else UNCHECKED
         self._latest = self._latest if check is UNCHECKED else None  # other processes came between
         if check.passed:
@@ -491,14 +491,18 @@ class Search:
                     yield row_of(found.lever, found.words, "not tried", ENDED)
 
 
-def why_not(found: Judgement, pairs: int) -> str:
-    """Return why pairs of processes that proved no gain were not enough to keep an option."""
+def why_not(found: Judgement, pairs: int, may_gain: bool) -> str:
+    """Return why pairs of processes that proved no gain were not enough to keep an option.
+
+    may_gain: further pairs may prove it.
+    """
     least = f"no gain of {LEAST_GAIN:.0%}"
     if found.is_gain is False:
         return f"{least} or more"
     if found.ratio > 1 - LEAST_GAIN:
         return f"{least} shown by {counted(pairs, 'pair')} of processes"
-    return f"{counted(pairs, 'pair')} of processes cannot prove a gain of {1 / found.ratio - 1:.0%}"
+    further = "" if may_gain or pairs == MANY_PAIRS else f", and {MANY_PAIRS} hardly would"
+    return f"{counted(pairs, 'pair')} of processes cannot prove a gain of {1 / found.ratio - 1:.0%}{further}"
 
 
 def planned(situation: Situation, levers: Mapping[str, Lever]) -> list[Proposal]:

@@ -272,6 +272,10 @@ LEFT_OUT = "; the search ended before further pairs"
         "deferred, then no time": (SOME, CPU, 7, f"1 pair of processes cannot prove a gain of 8%{LEFT_OUT}"),
         "loss deferred, then no time": (NONE, CPU, 7, f"no gain of 1% shown by 1 pair of processes{LEFT_OUT}"),
         "no time in the second trial": (SOME, CPU, 11, f"3 pairs of processes cannot prove a gain of 8%{LEFT_OUT}"),
+        "a gain that more pairs would hardly prove": (
+            Judgement(None, 1 / 1.08, 0.5, 1.4), CPU, 900,
+            "3 pairs of processes cannot prove a gain of 8%, and 12 hardly would",
+        ),
         "few pairs with a loss": (NONE, CPU, 900, "no gain of 1% shown by 3 pairs of processes"),
         "all pairs with a gain": (SOME, CPU, 900, "12 pairs of processes cannot prove a gain of 8%"),
         "gain without proof on a GPU": (SOME, GPU, 900, "12 pairs of processes cannot prove a gain of 8%"),
