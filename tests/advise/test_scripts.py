@@ -14,7 +14,7 @@ import pytest
 from cs_systems.advise import edits, in_script, scripts
 from cs_systems.advise.answer import Answer, row_of
 from cs_systems.advise.lever import Changes, Proposal, ScriptPlan, Situation, all_levers, proposals
-from cs_systems.advise.levers import no_sync
+from cs_systems.advise.levers import more_workers, no_sync
 from cs_systems.advise.levers.data_loader import WORKERS
 from cs_systems.advise.ranks import split
 from cs_systems.advise.scripts import ScriptBench, changed_files, git_status
@@ -330,7 +330,7 @@ EDITS = {
     ),
     "more_workers": (
         "DataLoader(data, num_workers=3)\nDataLoader(data, num_workers=True)\n",
-        "DataLoader(data, num_workers=6)\nDataLoader(data, num_workers=True)\n",
+        f"DataLoader(data, num_workers={more_workers.more_than(3)})\nDataLoader(data, num_workers=True)\n",
     ),
     "persistent_workers": (
         "DataLoader(a, num_workers=n)\nDataLoader(b, num_workers=0)\nDataLoader(c, num_workers=2 if n else 0)\n",
@@ -627,6 +627,7 @@ import gc, torch
 from torch import nn
 from torch.utils.data import DataLoader
 from cs_systems.advise import in_script
+from cs_systems.advise.levers.more_workers import more_than
 told = in_script.apply(["fused_optimizer", "data_loader", "zero_grad", "garbage_collection", "channels_last",
     "anomaly_detection", "called_collections", "checkpointing", "dynamic_shapes", "threads"], 5)
 torch.autograd.set_detect_anomaly(True)
@@ -646,7 +647,7 @@ assert DataLoader(range(4)).num_workers > 0 and DataLoader(range(4), num_workers
 in_script.apply(["more_workers", "persistent_workers"], 0)
 loader = DataLoader(range(4), num_workers=3)
 assert DataLoader(range(4), num_workers=True).num_workers == 1
-assert loader.num_workers == 6 and loader.persistent_workers
+assert loader.num_workers == more_than(3) and loader.persistent_workers
 class Stream(torch.utils.data.IterableDataset):
     def __iter__(self): ...
 assert DataLoader(Stream()).num_workers == DataLoader(range(4), 2, False, None, None, 0).num_workers == 0
@@ -660,6 +661,16 @@ first = torch.rand(1)
 torch.random.default_generator.manual_seed(6)
 assert torch.equal(first, torch.rand(1))
 """
+
+
+@pytest.mark.parametrize(
+    ("cores", "number", "more"), [(2, 1, 2), (2, 4, 8), (12, 1, 4), (12, 2, 8), (12, 4, 11), (12, 8, 16)]
+)
+def test_workers_become_up_to_four_times_as_many_if_cores_are_free(
+    cores: int, number: int, more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(more_workers, "usable_cores", lambda: cores)
+    assert more_workers.more_than(number) == more
 
 
 def test_hooks_change_the_objects_that_the_script_makes() -> None:

@@ -1,4 +1,4 @@
-"""Twice as many workers of a DataLoader, where the step waits for those that it has."""
+"""Two to four times as many workers of a DataLoader, where the step waits for those that it has."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 from cs_systems.advise.edits import all_calls, valued
 from cs_systems.advise.lever import Lever, ScriptChange, Situation
 from cs_systems.advise.levers._loaders import NAMES, WAITS, has_workers, made_with, unfit_stream
+from cs_systems.machine.cores import usable_cores
 
-TIMES = 2
+LEAST, MOST = 2, 4  # times as many workers: as many as leave the loop a core of its own
 KEYWORD = "num_workers"
 
 
@@ -22,12 +23,16 @@ def unfit(situation: Situation) -> str | None:
     return "the step does not wait for data" if situation.history and WAITS not in situation.causes else None
 
 
+def more_than(number: int) -> int:
+    return max(LEAST * number, min(MOST * number, usable_cores() - 1))
+
+
 def hook() -> Callable[[], bool]:
     def more(keywords: dict[str, Any]) -> bool:
         number = keywords.get(KEYWORD)
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             return False
-        keywords[KEYWORD] = TIMES * number
+        keywords[KEYWORD] = more_than(number)
         return True
 
     return made_with(more)
@@ -37,15 +42,15 @@ def text_of(value: ast.expr) -> str | None:
     """Return the larger number of workers, where the script has a number."""
     match value:
         case ast.Constant(value=int(number)) if number > 0 and not isinstance(number, bool):
-            return str(TIMES * number)
+            return str(more_than(number))
     return None
 
 
 LEVER = Lever(
     "random changes of samples draw from the workers' seeds",
     None,
-    f"DataLoader(…, num_workers=…)  # {TIMES} times as many",
+    f"DataLoader(…, num_workers=…)  # {LEAST} to {MOST} times as many",
     0.05,
-    ScriptChange(f"{TIMES} times as many workers", unfit, hook=hook, patch=valued(KEYWORD, text_of, NAMES)),
+    ScriptChange(f"{LEAST} to {MOST} times as many workers", unfit, hook=hook, patch=valued(KEYWORD, text_of, NAMES)),
     remedies=(WAITS,),
 )
