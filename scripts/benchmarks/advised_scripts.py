@@ -3,7 +3,7 @@
 Question: what does advise keep in loops that others wrote, how much faster are they, and how sure is that?
 Method: each script of advised_scripts.toml is searched by `advise --budget`, in its folder, which is
 a git repository. Afterwards `git status` must be empty, and the diff must apply. --grid measures instead each
-combination of levers that ran in the search (those that it kept, then the most promising ones, 5 at most),
+combination of levers that ran in the search (those that it kept, then the most promising ones, 4 at most),
 and compares the best combination with the one that the search found: both in the same processes. Of the search's trials
 those of these levers count.
 Output: one JSON file per script in --output, and table.md there, made of all these files.
@@ -47,7 +47,7 @@ from cs_systems.measure.runtime.program import script_command
 
 ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).with_suffix(".toml")
-MOST_LEVERS = 5  # of a grid, which has 32 cells then
+MOST_LEVERS = 4  # of a grid, which has 16 cells then
 AGAIN = 2  # further processes of the best cells of a grid
 TINY_STEPS = "3:13"
 Row = dict[str, Any]
