@@ -1,7 +1,7 @@
 """Update the tables in README.md and docs/results.md from committed records.
 
 Question: how far is the fast recipe on one H200 from a compiled Llama, and from the chip? What does a training step of
-    each model size take with naive attention? How fast is our attention beside its peers, and a step on two GPUs?
+    each model size take with naive attention? How fast is our attention next to its peers, and a step on two GPUs?
 Method: the rows of scripts/benchmarks/training_step.py, both sides in one run; of the records of
     scripts/studies/step_time.py, the presets' training steps at one context; those of
     scripts/benchmarks/attention_peers.py, medians of forward and backward together; what

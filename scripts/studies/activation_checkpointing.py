@@ -3,7 +3,7 @@
 Question: what do checkpoints of 1, 2, 4 and 8 blocks, nested ones and selective ones save in memory, and what do they
     cost in time?
 Method: a training step of xl and xl-2026 at context 2048, batch 4, bf16, sdpa_flash, under each; peak memory and time
-    beside the prediction of both: bytes by the closed form, FLOPs that are executed again.
+    next to the prediction of both: bytes by the closed form, FLOPs that are executed again.
 Output: peak and step time by checkpoint; what was saved and what it cost; the best group by prediction and as measured.
 Why: The best group size can be computed beforehand; the measurement checks the computation.
 

@@ -3,7 +3,7 @@
 Question: with embedding 32 split over 1 … 16 heads the formula's FLOPs stay the same; why does TFLOP/s fall as
     1/heads?
 Method: batch 32, embedding 32, length 1024, fp16, not causal; d_head = 32 / heads.
-Output: times, peak memory, and credited beside executed FLOPs with the padded head size.
+Output: times, peak memory, and credited next to executed FLOPs with the padded head size.
 Why: The work is the score matrices, one per head: each head computes them over the whole length, however small it is.
 
     python scripts/studies/attention_heads.py

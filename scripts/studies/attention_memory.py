@@ -3,10 +3,10 @@
 Question: at batch 8, over head sizes and lengths, how long do forward and backward take, what is in memory before
     backward and at its peak, and which cell runs out of it?
 Method: naive attention, one head, fp32, d_head 16 … 128 × length 256 … 16384, forward and backward in one step, each
-    timed; the peak beside the closed form, which says how many score matrices are alive when.
+    timed; the peak next to the closed form, which says how many score matrices are alive when.
 Output: times of one pass, peaks as measured and predicted; of what does not fit the allocation that failed.
 Why: The memory that forward leaves is not the peak: backward holds the gradients of the weights and of the scores
-    beside it, dP and dS, each as large as the scores.
+    next to it, dP and dS, each as large as the scores.
 
     python scripts/studies/attention_memory.py
 """

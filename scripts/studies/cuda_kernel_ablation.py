@@ -6,7 +6,7 @@ Method: batch 4, n 16384, d 64, one head, not causal, forward; then a grid of (b
     compared with float64 at n 512: a wrong one ends the run. Counters by Nsight Compute at n 4096, each step's
     kernel once. Copies from and to pinned host memory on one and on four streams, with the same kernel. The sequential
     C program runs where that takes a second; elsewhere its time is computed from the rate of the largest that ran.
-Output: cumulative and leave-one-out times, counters, speed-up over the sequential program beside the work of a launch.
+Output: cumulative and leave-one-out times, counters, speed-up over the sequential program next to the work of a launch.
 Why: Steps that are added in one order only hide what each is worth once the others are there. A launch of few blocks
     leaves most multiprocessors idle, which the waves per multiprocessor show.
 

@@ -5,7 +5,7 @@ Question: each product of forward has two of its size in backward, so that 1 : 2
 Method: forward and backward of every size at context 128, naive attention, fp32 and bf16; batch 4, and
     batch 16, which gives the device four times the work for the same launches. Batch 4 of small to xl a second time
     under torch.profiler, for the time of the kernels alone.
-Output: the ratio by events, beside the ratio by kernels and of the FLOPs, the host's submission and the device's
+Output: the ratio by events, next to the ratio by kernels and of the FLOPs, the host's submission and the device's
     lag; an explanation.
 Why: Each row says whether the device waited for the host. The larger batch shows the ratio that is left without the
     waiting, and the kernels' own time shows it where no batch is large enough.

@@ -2,10 +2,10 @@
 
 Question: what time and memory does a step of 3.4 billion parameters take on two ranks, and is communication hidden?
 Method: xl-2026 in bf16 on 2 ranks, batch 4 and context 512 each: DDP, ZeRO stage 1 with flat shards, full sharding
-    (ours, and PyTorch's FSDP2), beside one rank alone; each timed, and apart from that recorded on both ranks, and its
+    (ours, and PyTorch's FSDP2), next to one rank alone; each timed, and apart from that recorded on both ranks, and its
     memory read after each stage of the first step. Full sharding gathers, computes and scatters in bf16.
 Output: steps, exposed and hidden communication by the recording and by the difference to one rank, bytes sent and
-    memory by component beside the formulas. Figure: the streams of a step.
+    memory by component next to the formulas. Figure: the streams of a step.
 Why: A step, its memory and its streams show together whether communication hides behind computing.
 
     python scripts/studies/fully_sharded.py

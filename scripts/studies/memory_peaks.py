@@ -2,7 +2,7 @@
 
 Question: how much memory do inference and training of large take, in fp32 and bf16, and what does it hold?
 Method: large with 32 layers and the preset's 36, contexts 128, 256, 512; xl and xl-2026 at 128 and 2048; two
-    steps each, the second with the optimizer's state; the peak by the caching allocator, beside the closed form.
+    steps each, the second with the optimizer's state; the peak by the caching allocator, next to the closed form.
 Output: peaks, predicted and measured; of each prediction what the peak consists of; the largest allocation by name.
 Why: A list of allocations without names does not say what to make smaller. The largest is often the embedding,
     vocabulary × d_model × 4 bytes; four times the parameters are a floor below every training step.

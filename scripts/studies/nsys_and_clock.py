@@ -1,12 +1,12 @@
 """Time of each phase under nsys, compared with the clock and with the sum of its kernels.
 
 Question: a profile names a time for each phase; may it be quoted as a timing, and where not, what is the difference?
-Method: small, medium and large (32 layers; the preset's 36 beside it at context 256, fp32) at contexts
+Method: small, medium and large (32 layers; the preset's 36 next to it at context 256, fp32) at contexts
     128 and 256, fp32 and bf16, naive attention, batch 4: a training step timed by the device's events, and the same
     under nsys. Two values under nsys: the phase by the same events, which differs by what recording costs, and the
     sum of its kernels, which differs by the time in which the GPU stood idle. Two values agree where they lie
     within 5% of the clock's median.
-Output: by phase the clock's median with n and p10 to p90 beside both values of nsys with theirs; the idle time of
+Output: by phase the clock's median with n and p10 to p90 next to both values of nsys with theirs; the idle time of
     the recorded step by cause; an explanation.
 Why: One sample of each method cannot tell a difference of method from noise. The difference is
     shown with the spread of the steps by the clock, and with the reasons why no kernel ran under nsys.

@@ -4,9 +4,9 @@ Question: which tensors stay alive between forward and backward, in an RMSNorm a
     torch.compile leave out?
 Method: hooks on saved tensors around one step of a model of one block (xl-2026, context 512, batch 4, naive
     and sdpa_flash, fp32 and bf16), eager and under torch.compile; each memory counts once, parameters cost nothing.
-Output: the five largest with their share, the norm's own, the sum of a block beside the closed form; the MiB of the
+Output: the five largest with their share, the norm's own, the sum of a block next to the closed form; the MiB of the
     residual stream.
-Why: The list of saved tensors stands beside the formula that predicts its sum.
+Why: The list of saved tensors stands next to the formula that predicts its sum.
 
     python scripts/studies/saved_for_backward.py
 """

@@ -6,7 +6,7 @@ Method: a step is computed in closed form and simulated (computing, data-paralle
     tokens in all, whatever the number of GPUs. Gradients are averaged in fp32, shards and activations sent in bf16; a
     column has the limit with gradients in bf16, as exercises assume. The optimizer is left out. The rate of one GPU and
     the link come from records where there are any, else from data sheets, and the text says which. Where several ranks
-    were measured, their step stands beside the simulated one. One feed-forward layer has limits by formula alone.
+    were measured, their step stands next to the simulated one. One feed-forward layer has limits by formula alone.
 Output: by model, network and strategy the most GPUs that are 90% and 50% efficient, where sending takes as long as
     computing, and where the state begins to fit; simulated and measured steps of 2 ranks; efficiency against GPUs as a
     figure.

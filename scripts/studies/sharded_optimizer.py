@@ -5,9 +5,9 @@ Question: what does each of two ranks hold after building, forward, backward and
 Method: medium and xl in fp32 on 2 ranks, batch 4 and context 256 each: averaged gradients alone, with whole-parameter
     owners of the state (ours and PyTorch's ZeroRedundancyOptimizer), and with flat shards (ZeRO stage 1); each timed,
     and apart from that what parameters, gradients and state take read after each stage of the first step.
-Output: steps, and bytes by component and stage beside the formula: Ψ of parameters, Ψ of gradients, 2Ψ of state, or
+Output: steps, and bytes by component and stage next to the formula: Ψ of parameters, Ψ of gradients, 2Ψ of state, or
     half of these bytes where they are split.
-Why: Measured bytes can be trusted where a formula gives the same number, so each stands beside its formula.
+Why: Measured bytes can be trusted where a formula gives the same number, so each stands next to its formula.
 
     python scripts/studies/sharded_optimizer.py
 """

@@ -6,7 +6,7 @@ Method: large (32 layers) at contexts 256 and 1024, naive attention, batch 4, fp
     backward: timed, and a second time under torch.profiler with ranges around scores, softmax and value. By formula
     each gets its FLOPs, the bytes that it must move at least, and the time that the device's ceilings leave for the
     longer of the two.
-Output: of forward, a call's time of scores' product, softmax and value's product beside their ceilings; the kernels
+Output: of forward, a call's time of scores' product, softmax and value's product next to their ceilings; the kernels
     between them (scaling, masking, casts) apart; backward's time by part; an explanation, with the steps that were
     slow and what was recorded of them.
 Why: FLOPs do not explain the time of softmax; bytes do. A slow step is listed with the cudaMalloc calls, the

@@ -7,7 +7,7 @@ Method: sizes × contexts × {fp32, bf16}, naive attention, batch 4; each phase 
     xl a second time under torch.profiler, for the time of the kernels alone.
 Output: times by phase with their caveats; submission against events; kernel time against the clock; an explanation.
 Why: Each row says whether it was launch-bound, every sample is kept, and drift is tested for. `large` with 32 layers
-    stands beside the preset's 36. Beside the ratio by the clock stands the ratio by kernel time, which no host can
+    stands next to the preset's 36. Beside the ratio by the clock stands the ratio by kernel time, which no host can
     change, and the share of the step that the kernels fill.
 
     python scripts/studies/step_time.py

@@ -4,7 +4,7 @@ Question: at batch 1, over head sizes and lengths, what do tiles of 16, 32, 64 a
     of memory, and which do not fit the shared memory of a multiprocessor?
 Method: flash_triton, causal, one head, d_head 16 … 128 × length 128 … 32768, bf16 and fp32, each of its kernels with
     the same square tile, 3 stages (Triton's default) and 4 warps, for tile 128 twice that (fp32 without tile 128, which
-    fits nowhere); forward and backward in one step, each timed; naive attention beside it for the memory. Shared
+    fits nowhere); forward and backward in one step, each timed; naive attention next to it for the memory. Shared
     memory, registers and spills by compiling for sm_80, sm_86 and sm_90, which takes no GPU; a call whose block does
     not fit is refused with the bytes and the limit before it is launched.
 Output: time of forward, of both, and peak memory by tile; what a block of each kernel takes, and what fits where.

@@ -4,7 +4,7 @@ Question: two ways to leave each rank the state of its part alone: owners of who
     the step, or flat shards with reduce-scatter and all-gather (ZeRO stage 1). Which sends what, and holds what?
 Method: medium in bf16 on 2 and 4 ranks, where there are as many devices: averaging alone, with owners, and flat shards.
     Bytes sent are counted where each collective starts, memory is read after each stage of the first step.
-Output: bytes that a rank sends in a step, and memory by component, each beside its formula.
+Output: bytes that a rank sends in a step, and memory by component, each next to its formula.
 Why: Owners send 2Ψ(N−1)/N to average and Ψ(N−1)/N to broadcast. ZeRO stage 1 sends 2Ψ(N−1)/N in all, as averaging
     alone does. Both hold 1/N of the state, ZeRO's flat shards exactly, and 1/N of the averaged gradients too.
 

@@ -1,4 +1,4 @@
-"""A column of the table of cells is declared once, beside the code that fills it, and found everywhere."""
+"""A column of the table of cells is declared once, next to the code that fills it, and found everywhere."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_old_records_have_no_date(train_records: list[RunRecord]) -> None:
 def test_trace_and_snapshot_state_their_origin(
     command: str, name: str, train_records: list[RunRecord], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The record beside the file knows the command; a file without one states when it was recorded."""
+    """The record next to the file knows the command; a file without one states when it was recorded."""
     shutil.copy(DATA / name, tmp_path)
 
     def shown(*options: str) -> str:

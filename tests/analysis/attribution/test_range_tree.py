@@ -1,4 +1,4 @@
-"""Idle time and FLOP/s in the tree of ranges, beside a count of every microsecond."""
+"""Idle time and FLOP/s in the tree of ranges, next to a count of every microsecond."""
 
 from __future__ import annotations
 

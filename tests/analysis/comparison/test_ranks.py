@@ -32,7 +32,7 @@ ELEMENTS = 1 << 20
 
 
 def events_of(rank: int, sequences: bool = True) -> list[Event]:
-    """Return a rank's events: in each step a gemm, an all_reduce beside another gemm, and a reduce_scatter."""
+    """Return a rank's events: in each step a gemm, an all_reduce next to another gemm, and a reduce_scatter."""
     found: list[Event] = []
     for step in range(STEPS):
         at = 1e9 + step * STEP_US + CLOCK_US[rank]
