@@ -8,7 +8,7 @@ CASE = {
     "generation": 11,
     "truth": "Quantile regression pairs each predicted quantile with each target quantile on purpose; the target network is copied every 20 steps as it should be, and products of the two networks take most of the time.",
     "cause": None,
-    "also": [],
+    "also": ["unfused-optimizer"],
     "never": [
         "broadcast-loss",
         "duplicate-forward",
