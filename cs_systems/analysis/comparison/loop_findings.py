@@ -631,6 +631,24 @@ class ElementSumsRow(TypedDict):
     calls: str | None
 
 
+class SingleElementsRow(TypedDict):
+    """Own line that uses single elements of tensors, which autograd does not record, many times in each step."""
+
+    function: str
+    place: str
+    reads: int  # in each step that was looked at, as numbers of Python
+    writes: int
+
+
+class ReplacedParametersRow(TypedDict):
+    """Parameters of a model in no optimizer, while the one that trains it holds others that are in no module."""
+
+    optimizer: str
+    parameters: int
+    first: str  # name of the first parameter
+    replaced: int  # parameters in no module
+
+
 class RepeatedForwardRow(TypedDict):
     """Recomputation of forward inside backward, for torch.utils.checkpoint."""
 
@@ -655,6 +673,7 @@ PADDING = Table("padding", PaddingRow, "padding of the batches")
 ITERATORS = Table("iterators", IteratorsRow, "new iterators of data loaders")
 FORWARD_OPERATORS = Table("forward_operators", ForwardOperatorsRow, "operators of forward")
 ELEMENT_SUMS = Table("element_sums", ElementSumsRow, "running totals over elements")
+SINGLE_ELEMENTS = Table("single_elements", SingleElementsRow, "lines that use single elements of tensors")
 REPEATED_FORWARD = Table("repeated_forward", RepeatedForwardRow, "forward repeated in backward")
 OUTCOME = Table("outcome", OutcomeRow, "outcome of the timed steps")
 UPDATES = Table("updates", UpdatesRow, "steps of the optimizers that were looked at")
@@ -676,6 +695,9 @@ EMPTY_CLIPPING = Table("empty_clipping", EmptyClippingRow, "calls that clip no g
 PAIRED_TARGETS = Table("paired_targets", PairedTargetsRow, "losses that pair each prediction with all targets")
 UNUSED_PASSES = Table("unused_passes", UnusedPassesRow, "backward passes without an optimizer step")
 UNUSED_GRADIENTS = Table("unused_gradients", UnusedGradientsRow, "gradients that no optimizer uses")
+REPLACED_PARAMETERS = Table(
+    "replaced_parameters", ReplacedParametersRow, "parameters that took the place of an optimizer's"
+)
 INPUT_GRADIENTS = Table("input_gradients", InputGradientsRow, "gradients of inputs that nothing reads")
 DENSE_GRADIENTS = Table("dense_gradients", DenseGradientsRow, "tables of which a step uses few rows")
 REPEATED_CALLS = Table("repeated_calls", RepeatedCallsRow, "calls of a model with the same input")

@@ -10,8 +10,10 @@ import inspect
 import linecache
 import re
 import sys
+import tokenize
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -173,7 +175,18 @@ def _place(name: str, file: str) -> str | None:
         rf"(?<!\w){last}{_ADDS}" if "[" not in name else rf"{re.escape(name.partition('[')[0])}\[.*{_ADDS}"
     )
     again = re.compile(rf"(?<![\w.]){last}\s*=\s*{last}\s*\+")
+    texts = _texts(file)
     for number, line in enumerate(linecache.getlines(file), 1):
-        if adds.search(line) or again.search(line):
+        found = adds.search(line) or again.search(line)
+        if found and not any(first <= (number, found.start()) < last for first, last in texts):
             return f"{Path(file).name}:{number}"
     return None
+
+
+def _texts(file: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Return where the strings and comments of a source begin and end, by line and column."""
+    lines = iter(linecache.getlines(file))
+    with suppress(tokenize.TokenError, SyntaxError):
+        tokens = tokenize.generate_tokens(lambda: next(lines, ""))
+        return [(each.start, each.end) for each in tokens if each.type in (tokenize.STRING, tokenize.COMMENT)]
+    return []

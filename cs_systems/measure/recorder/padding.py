@@ -1,6 +1,7 @@
 """Padding of batches: the same filler at the ends of rows of the models' inputs, or fewer tokens than positions.
 
-Values are read in steps that are not timed, because reading them waits for an accelerator.
+Values are read in steps that are not timed, because reading them waits for an accelerator. Where a recurrent layer gets
+packed sequences, it skips the padding, and nothing is kept.
 """
 
 from __future__ import annotations
@@ -8,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from cs_systems.analysis.comparison.loop_findings import PADDING, PaddingRow
+from cs_systems.measure.recorder.guard import as_guest
 from cs_systems.measure.recorder.inputs import StepInputs, batches_of, rows_of_tokens
-from cs_systems.measure.recorder.observers import UNTIMED, Found, ModelCall, Observer, Period
+from cs_systems.measure.recorder.module_calls import CallObserver, SeenCall
+from cs_systems.measure.recorder.observers import UNTIMED, Found, ModelCall, Period
 from cs_systems.measure.workloads._batches import tensors_in
 
 MOST_ELEMENTS = 1 << 22
@@ -22,7 +26,7 @@ LEAST_LENGTH = 4  # least length of a row
 WHOLE = 0.999  # share of filler above which a batch is artificial data
 
 
-class Padding(Observer):
+class Padding(CallObserver):
     """Shares of padding in the observed batches."""
 
     def __init__(self) -> None:
@@ -30,6 +34,7 @@ class Padding(Observer):
         self._shares: list[float] = []
         self._shape: tuple[int, ...] = ()
         self._filler: int | None = None
+        self._is_packed = False
 
     def begins(self, period: Period) -> None:
         self.is_looking = period in UNTIMED
@@ -45,7 +50,17 @@ class Padding(Observer):
                     self._shape, self._filler = tuple(tensor.shape), share[1]
                     return
 
+    @as_guest
+    def call_seen(self, call: SeenCall) -> None:
+        """Note that a recurrent layer gets packed sequences."""
+        if isinstance(call.module, nn.RNNBase):
+            positional, named = call.inputs
+            given = positional[0] if positional else named.get("input")
+            self._is_packed |= isinstance(given, PackedSequence)
+
     def results(self, inputs: Sequence[StepInputs], is_timed: bool) -> Found | None:
+        if self._is_packed:
+            return None
         shapes = [rows_of_tokens(batch) for batch in batches_of(inputs)]
         rows = self.rows(shapes, [each.tokens for each in inputs]) if is_timed else []
         return Found(PADDING.filled(rows)) if rows else None

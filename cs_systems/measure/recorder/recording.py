@@ -62,6 +62,7 @@ from cs_systems.measure.recorder.repeated_rows import RepeatedRows
 from cs_systems.measure.recorder.replicas import Replicas
 from cs_systems.measure.recorder.same_derivatives import SameDerivatives
 from cs_systems.measure.recorder.samples_as_time import SamplesAsTime
+from cs_systems.measure.recorder.single_elements import SingleElements
 from cs_systems.measure.recorder.slow_settings import SlowSettings
 from cs_systems.measure.recorder.sparse_factors import SparseFactors
 from cs_systems.measure.recorder.stages import PROFILES, Stage, Taken
@@ -137,7 +138,7 @@ class Recording:
         self._outcome = Outcome(lambda optimizer: tracker.observers.update_skipped(optimizer))
         of = self._subject
         self._mode, self._loaded = EvaluationMode(of, tracker), LoadedWeights(of)
-        of_calls = OneHot(of), SamplesAsTime()
+        of_calls = OneHot(of), SamplesAsTime(), Padding()
 
         def compiled() -> int:
             return self._probes.compilations()[0]
@@ -145,12 +146,12 @@ class Recording:
         every: list[Observer] = [
             self._watch, Training(of, hidden), HookNumbers(of, hidden), Double(of), Calls(), Passes(of), Anomaly(),
             ModuleCalls(tracker, hidden, compiled, of_calls), *of_calls, Threads(),
-            self._outcome, Padding(), RemadeOptimizers(), LearningRates(), DoubleSoftmax(), Unregistered(of),
+            self._outcome, RemadeOptimizers(), LearningRates(), DoubleSoftmax(), Unregistered(of),
             SlowSettings(of), PairedTargets(), InputGradients(of), Energy(of), OtherThreads(of), self._mode,
             self._loaded, RandomDraws(tracker, hidden, compiled), EmptyClipping(tracker), RepeatedRows(of, compiled),
             CutSamples(of, tracker), Covariances(of, tracker, compiled), ProductOrders(of, compiled),
             SparseFactors(of, compiled), SameDerivatives(), DistributionChecks(tracker),
-            FusedUpdates(of), Denormals(hidden),
+            FusedUpdates(of), Denormals(hidden), SingleElements(tracker, compiled),
         ]  # fmt: skip
         if self._writer.meeting is not None:
             replicas = Replicas()

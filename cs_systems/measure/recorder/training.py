@@ -138,7 +138,9 @@ class Training(FewSteps):
         used, unused = self._gradients.used, self._gradients.unused
         if unused and not any(each.is_own for each in self._gradients.updates.values()):
             self.keep(found.UNUSED_PASSES, [{"passes": used + unused, "unused": unused}])
-        self.keep(found.UNUSED_GRADIENTS, self._held_by_none())
+        unheld = self._held_by_none()
+        self.keep(found.UNUSED_GRADIENTS, self._unused(unheld))
+        self.keep(found.REPLACED_PARAMETERS, [*self._replaced(unheld)])
         self.keep(found.DROPPED_GRADIENTS, [*self._dropped()] or [*self._reduced_in_vain()])
         self.keep(found.DENSE_GRADIENTS, [*self._dense()])
         self._gradients, self._used_rows, self._multiplied = Gradients(), {}, set()
@@ -244,24 +246,56 @@ class Training(FewSteps):
                 yield {"parameter": name, "rows": len(table), "used": used.number, "share": share,
                        "is_penalised": used.is_penalised}  # fmt: skip
 
-    def _held_by_none(self) -> list[found.UnusedGradientsRow]:
-        """Return a row for parameters with gradients that neither an optimizer nor the program itself uses."""
-        gradients, known = self._gradients, self._parameters()
-        often = {which for which, passes in gradients.held_by_none.items() if 2 * passes > gradients.passes}
+    def _held_by_none(self) -> Known:
+        """Return the parameters with gradients in most passes that neither an optimizer nor the program itself uses."""
+        known, often = self._parameters(), self._often()
         if not often:
-            return []
+            return {}
         optimizers = (each for each in gc.get_objects() if issubclass(type(each), Optimizer))
         held = {id(p): p for each in optimizers for p in parameters_of(each)}
         changed = self._weights.changed if self._weights is not None else {}
-        unheld = [each for which, each in known.items() if which in often - held.keys() and not changed.get(which)]
-        elements, dtypes = _elements(p for _, p in unheld), {p.dtype for _, p in unheld}
+        unheld = {
+            which: each for which, each in known.items() if which in often - held.keys() and not changed.get(which)
+        }
+        elements, dtypes = _elements(p for _, p in unheld.values()), {p.dtype for _, p in unheld.values()}
         # the optimizer may hold copies in another precision, from which the program writes the weights
-        if not unheld or _elements(p for p in held.values() if p.dtype not in dtypes) >= elements:
+        is_copied = _elements(p for p in held.values() if p.dtype not in dtypes) >= elements
+        return {} if is_copied else unheld
+
+    def _often(self) -> set[int]:
+        gradients = self._gradients
+        return {which for which, passes in gradients.held_by_none.items() if 2 * passes > gradients.passes}
+
+    def _unused(self, unheld: Known) -> list[found.UnusedGradientsRow]:
+        """Return the row of parameters with gradients that nothing uses."""
+        if not unheld:
             return []
-        with_gradient = [p for which, (_, p) in known.items() if which in often or p.grad is not None]
-        first = unheld[0][0]
+        often = self._often()
+        with_gradient = [p for which, (_, p) in self._parameters().items() if which in often or p.grad is not None]
+        elements, (first, _) = _elements(p for _, p in unheld.values()), next(iter(unheld.values()))
         return [{"parameters": len(unheld), "elements": elements, "share": elements / _elements(with_gradient),
                  "first": first}]  # fmt: skip
+
+    def _replaced(self, unheld: Known) -> Iterator[found.ReplacedParametersRow]:
+        """Yield a row for an optimizer that trains a model, but holds parameters in no module in place of some of its.
+
+        They are as many, and have as many dimensions each.
+        """
+        changed = self._weights.changed if self._weights is not None else {}
+        if not unheld or not changed:
+            return
+        modules = (each for each in gc.get_objects() if issubclass(type(each), nn.Module))
+        inside = {id(p) for module in modules for p in module.parameters(recurse=False)}
+        for model in self._subject.models:
+            of_model = {id(p) for p in model.parameters()}
+            new = [each for which, each in unheld.items() if which in of_model]
+            for optimizer in self._subject.optimizers:
+                held = parameters_of(optimizer)
+                old = [p for p in held if changed.get(id(p)) is False and p.grad is None and id(p) not in inside]
+                trains = any(changed.get(id(p)) for p in held if id(p) in of_model)
+                if trains and new and sorted(p.dim() for p in old) == sorted(p.dim() for _, p in new):
+                    yield {"optimizer": type(optimizer).__name__, "parameters": len(new), "first": new[0][0],
+                           "replaced": len(old)}  # fmt: skip
 
 
 def is_large(parameter: Tensor) -> bool:

@@ -142,6 +142,8 @@ BUSY = {"function": "Batches.fill", "place": "train.py:8", "calls": "encode", "p
         "waited_share": 0.6, "pool_queued_share": 0.5, "operator_threads": 1, "tries": 4,
         "held_share": 0.4}  # fmt: skip
 PASSES = {"passes": 36, "unused": 24}
+REPLACED = {"optimizer": "SGD", "parameters": 2, "first": "Net.head.weight", "replaced": 2}
+ELEMENTS = {"function": "mask", "place": "train.py:8", "reads": 0, "writes": 2500}
 UNHELD = {"parameters": 16, "elements": 999, "share": 0.5, "first": "Net.a.weight"}
 ANOMALY = {"passes": 20, "with_detection": 20}
 PADDED = {"share": 0.8, "steps": 20, "basis": "tokens", "shape": "8 × 250", "filler": None}
@@ -368,6 +370,20 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         None,
         "the loss applies softmax twice: cross_entropy takes logits, and its input went through softmax already, which "
         "makes the gradients small: give cross_entropy the logits: leave softmax out of what the model returns",
+    ),
+    "single-elements": (
+        loop({"inner_lines": [inner("mask", 8, 0.02), inner("Net.forward", 20, 0.01)], "single_elements": [ELEMENTS]}),
+        None,
+        "20% of the step goes into 2,500 single elements of tensors, which Python reads or writes one by one: mask() "
+        "at train.py:8 (20%): compute whole tensors by one operator, such as a comparison or torch.arange; what never "
+        "changes, once: keep it in a buffer (register_buffer)",
+    ),
+    "replaced-parameters": (
+        loop({"replaced_parameters": [REPLACED]}),
+        None,
+        "2 parameters of the model, such as Net.head.weight, get gradients and never change: SGD still holds 2 of a "
+        "layer that is in no module any more: make the optimizer after the last change to the model, or give it the "
+        "new ones by add_param_group()",
     ),
     "unregistered-parameters": (
         loop({"unregistered": [UNREGISTERED]}),
@@ -620,6 +636,22 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "double-softmax: more than half of the passes": (
         {"double_softmax": [TWICE | {"passes": 5}]}, {"double_softmax": [TWICE | {"passes": 6}]},
+    ),
+    "single-elements: a twentieth of the step": (
+        {"inner_lines": [inner("mask", 8, 0.0049)], "single_elements": [ELEMENTS]},
+        {"inner_lines": [inner("mask", 8, 0.0051)], "single_elements": [ELEMENTS]},
+    ),
+    "single-elements: not a module of the same line": (
+        {"inner_lines": [inner("mask", 8, 0.02, method="cell")], "single_elements": [ELEMENTS]},
+        {"inner_lines": [inner("mask", 8, 0.02, method="cos")], "single_elements": [ELEMENTS]},
+    ),
+    "single-elements: of the same line": (
+        {"inner_lines": [inner("mask", 9, 0.02)], "single_elements": [ELEMENTS]},
+        {"inner_lines": [inner("mask", 8, 0.02)], "single_elements": [ELEMENTS]},
+    ),
+    "single-elements: not of backward": (
+        {"inner_lines": [inner("mask", 8, 0.02, phase="backward")], "single_elements": [ELEMENTS]},
+        {"inner_lines": [inner("mask", 8, 0.02, phase="loss")], "single_elements": [ELEMENTS]},
     ),
     "unregistered-parameters: 3 passes": (
         {"unregistered": [UNREGISTERED | {"passes": 2}]}, {"unregistered": [UNREGISTERED | {"passes": 3}]},

@@ -26,6 +26,7 @@ from tests.measure.recorder.trainings import FAULTS, SOUND, Step, forget_compila
 
 CODES = {code for _, code in FAULTS.values()} | {"double-precision", "own-tools"}
 WRONG = {
+    "replaced-parameters",
     "remade-optimizers",
     "samples-as-time",
     "same-randomness",
@@ -81,6 +82,20 @@ def test_healthy_training_has_no_cause_of_a_fault(name: str, tmp_path: Path) -> 
     assert all(each.failure is None for each in recorder._observers._every)
     assert recorder.records[0].results["updates"]
     assert codes(recorder) == set()
+
+
+def test_unused_matrix_of_the_optimizer_is_no_replaced_layer(tmp_path: Path) -> None:
+    """It belongs to no module either, such as a prompt for a later phase, and the body is not frozen."""
+    model = torch.nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    prompt = torch.zeros(8, 16, requires_grad=True)
+    optimizer = torch.optim.SGD([*model[2].parameters(), prompt], 0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(torch.randn(16, 8)), torch.randint(4, (16,))).backward()
+        optimizer.step()
+
+    assert codes(recorded(tmp_path, step)) == {"unused-gradients"}
 
 
 def test_ended_observer_keeps_no_optimizer() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from cs_systems.analysis.comparison.loop_findings import SLOW_STEPS, WHOLE_LOOP
 from cs_systems.analysis.comparison.loop_growth import follows_inputs, varies
@@ -37,6 +38,7 @@ from cs_systems.measure.recorder.stacks import (
     names_read,
     uses_no_tensor,
 )
+from cs_systems.measure.recorder.unedited import ScriptRecorder
 from cs_systems.measure.recorder.watch import Watch, _clearest
 from cs_systems.record import append_record, read_records
 from tests.measure.recorder.loops import train
@@ -92,6 +94,34 @@ def test_container_that_grows_is_named() -> None:
     assert str(found.place).startswith("test_watch.py:")
     assert kept.grown(sys._getframe(), kept.sizes(sys._getframe()), 10) is None
     assert len(constant) == 3
+
+
+def test_line_that_adds_to_a_container_is_no_comment_and_no_text(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        'note = "kept.append(1)"\n# kept.append(2)\ndef add(kept):\n    """kept.append(3)"""\n    kept.append(4)\n'
+    )
+    assert kept._place("kept", str(script)) == "script.py:5"
+    script.with_name("broken.py").write_text("kept.append(1)\n(")
+    assert kept._place("kept", str(script.with_name("broken.py"))) == "broken.py:1"
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_padding_that_a_packed_layer_skips_is_none(is_packed: bool, tmp_path: Path) -> None:
+    words, layer, head = nn.Embedding(20, 8), nn.GRU(8, 8, batch_first=True), nn.Linear(8, 4)
+    model = nn.ModuleList([words, layer, head])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    lengths = torch.tensor([16, 8, 6, 4])
+    recorder = ScriptRecorder("script", out=tmp_path, warmup=5, steps=3, profile="none")
+    for _ in range(20):
+        tokens = torch.randint(1, 20, (4, 16)) * (torch.arange(16) < lengths[:, None])
+        vectors = words(tokens)
+        given = nn.utils.rnn.pack_padded_sequence(vectors, lengths, batch_first=True) if is_packed else vectors
+        optimizer.zero_grad()
+        head(layer(given)[1][-1]).sum().backward()
+        optimizer.step()
+    recorder.close()
+    assert ("padding" in recorder.records[0].results) != is_packed
 
 
 def test_small_tensors_that_keep_a_large_storage_are_named() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
@@ -1339,12 +1339,58 @@ FAULTS: dict[str, tuple[Callable[[], Step], str]] = {  # name → (the loop, the
         lambda: recurrent(mean_along_dimension_1, loader={"shuffle": True}),
         "samples-as-time",
     ),
+    "head_replaced_after_the_optimizer": (lambda: head_replaced(lambda *_: ()), "replaced-parameters"),
     "anomaly_in_backward": (anomaly_in_backward, "anomaly-detection"),
     "hook_per_step": (hook_per_step, "growing-hooks"),
     "tensor_hook_per_step": (tensor_hook_per_step, "growing-hooks"),
     **{name: (loop, "cut-samples") for name, loop in drawn_codes.FAULTS.items()},
     **{name: (loop, "decompositions") for name, loop in drawn_codes.WITH_MATRICES.items()},
 }
+
+
+class Replaced(nn.Module):
+    """Network with a body and a head, of which the head is replaced for another task."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = net(outputs=12), nn.Linear(12, 6)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        result: Tensor = self.head(self.body(inputs).relu())
+        return result
+
+
+def head_replaced(then: Callable[[Replaced, Optimizer], Sequence[Optimizer]], *, first: bool = True) -> Step:
+    """Return a step after the head was replaced; `then` returns further optimizers.
+
+    first: make the optimizer before that.
+    """
+    model = Replaced()
+    if not first:
+        model.head = nn.Linear(12, 4)
+    optimizer = SGD(model.parameters(), 0.1, momentum=0.9)
+    if first:
+        model.head = nn.Linear(12, 4)
+    others = then(model, optimizer)
+
+    def step() -> None:
+        for other in others:
+            other.zero_grad()
+        update(optimizer, loss_of(model))
+        for other in others:
+            other.step()
+
+    return step
+
+
+def frozen_head(model: Replaced, optimizer: Optimizer) -> Sequence[Optimizer]:
+    model.head.requires_grad_(False)
+    return ()
+
+
+def with_new_head(model: Replaced, optimizer: Optimizer) -> Sequence[Optimizer]:
+    optimizer.add_param_group({"params": [*model.head.parameters()]})
+    return ()
 
 
 # Sound loops
@@ -1881,6 +1927,10 @@ SOUND: dict[str, Callable[[], Step]] = {
     "rate_of_one_by_a_factor": lambda: small_rates(lambda _: 1e-3, 1.0),
     "one_group_with_a_small_factor": lambda: small_rates(lambda _: 1e-3, 1e-3, 1e-3, second=lambda _: 1.0),
     "warm_up_by_epochs": lambda: small_rates(lambda number: (number + 1) / 100, 1e-2, steps_per_epoch=50),
+    "head_replaced_first": lambda: head_replaced(lambda *_: (), first=False),
+    "head_replaced_and_given": lambda: head_replaced(with_new_head),
+    "head_replaced_with_its_optimizer": lambda: head_replaced(lambda model, _: [AdamW(model.head.parameters())]),
+    "head_replaced_and_frozen": lambda: head_replaced(frozen_head),
     "accumulation": lambda: accumulation(lambda _, optimizer: optimizer.zero_grad(), first=True),
     "accumulation_cleared_after": lambda: accumulation(lambda _, optimizer: optimizer.zero_grad(), first=False),
     "accumulation_to_zero": lambda: accumulation(
