@@ -10,8 +10,9 @@ from cs_systems.analysis.diagnosis._forms import of_training
 FEWEST = 6  # backward passes
 NOTABLE = 0.5  # share of the backward passes; every second one may only measure gradients
 REMEDY = (
-    "check the condition that skips optimizer.step(), such as a limit of the gradients' norm (clip_grad_norm_ keeps "
-    "the update); where gradients are only measured, use torch.autograd.grad"
+    "where gradients accumulate, call zero_grad() only after optimizer.step(); else check the condition that skips "
+    "the step, such as a limit of the gradients' norm (clip_grad_norm_ keeps the update); where gradients are only "
+    "measured, use torch.autograd.grad"
 )
 
 

@@ -475,8 +475,9 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         loop({"unused_passes": [PASSES]}),
         None,
         "24 of 36 backward passes that were looked at lead to no update: their gradients are cleared before an "
-        "optimizer steps: check the condition that skips optimizer.step(), such as a limit of the gradients' norm "
-        "(clip_grad_norm_ keeps the update); where gradients are only measured, use torch.autograd.grad",
+        "optimizer steps: where gradients accumulate, call zero_grad() only after optimizer.step(); else check the "
+        "condition that skips the step, such as a limit of the gradients' norm (clip_grad_norm_ keeps the update); "
+        "where gradients are only measured, use torch.autograd.grad",
     ),
     "divergence": (
         loop({"outcome": [outcome(losses=25, early_loss=2.0, late_loss=20.0)]}),
