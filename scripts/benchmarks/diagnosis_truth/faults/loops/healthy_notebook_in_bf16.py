@@ -1,5 +1,4 @@
-# %% [markdown]
-# Digits written by a turtle, exported from a notebook: mixed precision on the CPU, a bar of progress, curves at the end.
+"""Digits drawn by a turtle, exported from a notebook: mixed precision on the CPU, a bar of progress, a curve."""
 
 # %%
 import time

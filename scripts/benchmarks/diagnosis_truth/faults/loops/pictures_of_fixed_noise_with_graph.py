@@ -1,4 +1,6 @@
-# %% A first GAN on pictures of rings, after the usual tutorial; the progress on fixed noise is kept for an animation.
+"""A first GAN on pictures of rings, after the usual tutorial; pictures of fixed noise are kept for an animation."""
+
+# %%
 import torch
 import torch.nn as nn
 import torch.optim as optim

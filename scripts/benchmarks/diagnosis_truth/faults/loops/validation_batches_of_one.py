@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, Dataset
 
 CASE = {
     "generation": 13,
-    "truth": "The loader of the validation after each epoch has no batch_size, so 400 sentences go through the model one by one, which takes longer than the epoch.",
+    "truth": "The loader of the validation after each epoch has no batch_size, so 400 sentences go through the model one by one, which takes half as long as the epoch.",
     "cause": "evaluation",
     "also": ["small-operators", "periodic-pause"],
     "never": ["growth", "logging", "start-up", "padding", "checkpoint-writing"],

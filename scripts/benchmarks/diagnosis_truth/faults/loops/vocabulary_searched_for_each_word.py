@@ -1,5 +1,4 @@
-# %% [markdown]
-# Sentiment of film reviews with an averaged embedding and a small network: a first notebook.
+"""Sentiment of film reviews by an embedding and a convolution: a first notebook."""
 
 # %%
 import random
