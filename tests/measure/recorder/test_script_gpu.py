@@ -237,29 +237,3 @@ def test_generation_is_recorded_with_kernels_and_its_wait(tmp_path: Path) -> Non
     assert {"forward", "host_sync"} <= {*timed.measurement.phase_names()}
     assert "forward-only" in {caveat.code for caveat in timed.warnings}
     assert profiled.results["kernels"]
-
-
-CHECKS = """
-import torch
-from torch import nn
-from torch.distributions import Normal
-
-torch.manual_seed(0)
-model = nn.Linear(64, 128).cuda()
-optimizer = torch.optim.AdamW(model.parameters())
-for _ in range(40):
-    optimizer.zero_grad()
-    mean, spread = model(torch.randn(32, 64, device="cuda")).chunk(2, -1)
-    target = torch.randn(32, 64, device="cuda")
-    loss = sum(-Normal(mean, spread.exp()).log_prob(target).mean() for _ in range(8))
-    loss.backward()
-    optimizer.step()
-print(loss.item() > 0)
-"""
-
-
-def test_checks_of_distributions_are_counted_among_the_waits(tmp_path: Path) -> None:
-    _, (timed, *_) = ran(CHECKS, tmp_path)
-    rows = timed.results["distribution_checks"]
-    assert rows
-    assert sum(row["waits"] for row in rows) >= 8
