@@ -13,7 +13,7 @@ from typing import Annotated, TypedDict
 import numpy as np
 
 from cs_systems.analysis.attribution.gaps import Gaps, silences
-from cs_systems.analysis.attribution.host_work import host_work
+from cs_systems.analysis.attribution.host_work import host_work, operator_work
 from cs_systems.core.range_names import general, is_operator
 from cs_systems.core.statistics import ROUNDING_S
 from cs_systems.core.tables import Column
@@ -110,8 +110,10 @@ def _work(trace: Trace, time_s: Floats) -> tuple[list[str], Ints]:
     thread = launching_thread(trace)
     numbers: dict[str, int] = {NO_CALL: 0}
     codes = np.zeros(len(time_s), np.int64)
+    innermost = np.full(len(time_s), UNKNOWN)
     if trace.operators is not None:
         found = trace.operators.at(np.full(len(time_s), thread), time_s)
+        innermost[found != UNKNOWN] = trace.operators.signature.codes[found[found != UNKNOWN]]
         while (inner := (found != UNKNOWN) & (trace.operators.parent[found] != UNKNOWN)).any():
             found[inner] = trace.operators.parent[found[inner]]
         for code in np.unique(found[found != UNKNOWN]).tolist():
@@ -123,6 +125,13 @@ def _work(trace: Trace, time_s: Floats) -> tuple[list[str], Ints]:
                 if own := named(trace, line.stacks[stack]):
                     name = _with_call(own[-1], line.stacks[stack])
                     codes[opened == stack] = numbers.setdefault(name, len(numbers))
+    if trace.operators is not None:
+        known = list(numbers)
+        for code, operator in {*zip(codes.tolist(), innermost.tolist(), strict=True)}:
+            called = "" if operator == UNKNOWN else trace.operators.signature.values[operator].name
+            if operator_work(called) and not host_work(known[code]):
+                which = (codes == code) & (innermost == operator)
+                codes[which] = numbers.setdefault(f"{known[code]}, {called}", len(numbers))
     return list(numbers), codes
 
 

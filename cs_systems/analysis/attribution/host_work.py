@@ -92,10 +92,28 @@ _KINDS = {
     r"\bsleep\b": HostWork("sleeps", "remove the pause"),
     r"\b(item|tolist|cpu)\b": HostWork("reads values of tensors", "read values less often"),
 }
+# The same for operators of PyTorch that may take long before they launch a kernel.
+_OPERATORS = {
+    "aten::_cudnn_attention_forward": HostWork(
+        "lets cuDNN prepare attention for sizes that are new to it",
+        "use another kernel of scaled_dot_product_attention (torch.backends.cuda.enable_cudnn_sdp(False)), or pad the "
+        "lengths, so that few sizes recur",
+    )
+}
+
+
+def operator_work(name: str) -> HostWork | None:
+    """Return what the host does for long in an operator; None if it usually only launches kernels."""
+    return _OPERATORS.get(name)
 
 
 @functools.lru_cache(maxsize=4096)
 def host_work(name: str) -> HostWork | None:
-    """Return the kind of work of a function or range, such as `save_checkpoint() at train.py:140`; None if unknown."""
+    """Return the kind of work of a function or range, such as `save_checkpoint() at train.py:140`; None if unknown.
+
+    A known operator may follow it: `forward, aten::_cudnn_attention_forward`.
+    """
+    if work := operator_work(name.rpartition(", ")[2]):
+        return work
     own = re.sub(r" at \S+:\d+|\S+\.py:\d+", "", name)
     return next((work for pattern, work in _KINDS.items() if re.search(pattern, own)), None)

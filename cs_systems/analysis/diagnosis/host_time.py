@@ -63,7 +63,7 @@ def _function_in(row: HostGapRow, silent_s: float, evidence: Evidence) -> str | 
     """
     alike: dict[tuple[str, str], list[InnerLineRow]] = {}
     for inner in INNER_LINES.of(evidence.tables):
-        if inner["phase"] == row["host"] and inner["function"]:
+        if inner["phase"] == row["host"].partition(", ")[0] and inner["function"]:
             alike.setdefault((inner["function"], inner["place"].partition(":")[0]), []).append(inner)
     for (function, _), lines in alike.items():
         time_s, samples = sum(each["time_s"] for each in lines), sum(each["samples"] for each in lines)

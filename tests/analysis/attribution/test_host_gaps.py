@@ -14,6 +14,7 @@ from cs_systems.analysis.attribution.host_gaps import (
     wait_rows,
     written_names,
 )
+from cs_systems.analysis.attribution.host_work import host_work
 from cs_systems.readers.forms.trace import Step
 from tests.analysis.attribution.made import ADD, MAIN, Made
 
@@ -51,6 +52,25 @@ def test_work_of_the_host_is_looked_up_at_nine_times_of_each_stretch() -> None:
         assert (row["stretches_per_step"], row["time_s"]) == (stretches, pytest.approx(time_s, rel=1e-5))
         assert (row["share"], row["longest_s"]) == pytest.approx((share, longest_s), rel=1e-5)
     assert rows == {}
+
+
+@pytest.mark.parametrize("range_name", [None, "forward", "evaluate"])
+def test_operator_that_works_for_long_is_named_after_the_range(range_name: str | None) -> None:
+    """A range with a known kind of work keeps its name; an operator that only launches has no name of its own."""
+    made = idle_twice()
+    made.operator("aten::scaled_dot_product_attention", 2.1, 5.9)
+    made.operator("aten::_cudnn_attention_forward", 2.15, 5.85)
+    made.operator("aten::linear", 8.1, 9.9)
+    if range_name:
+        made.range(range_name, 1.5, 9.95)
+    prepared, launched = {
+        None: ("aten::scaled_dot_product_attention, aten::_cudnn_attention_forward", "aten::linear"),
+        "forward": ("forward, aten::_cudnn_attention_forward", "forward"),
+        "evaluate": ("evaluate", "evaluate"),
+    }[range_name]
+    rows = rows_of(made)
+    assert {prepared, launched} <= {*rows}
+    assert ("aten::_cudnn_attention_forward" in str(host_work(prepared) and prepared)) is (range_name != "evaluate")
 
 
 def test_time_of_the_profiler_is_no_work_of_the_host() -> None:

@@ -408,6 +408,10 @@ NUMBERS: dict[str, tuple[Evidence, float, float | None, str]] = {
         idle({"host_gaps": [host("plot", 0.125), host("save_checkpoint", 0.25)]}, host=0.375), 0.375, 0.625,
         "while the host writes a checkpoint",
     ),
+    "host_time: cuDNN prepares attention": (
+        idle({"host_gaps": [host("f, aten::_cudnn_attention_forward", 0.25), host("f", 0.125)]}, host=0.375),
+        0.375, 0.625, "while the host lets cuDNN prepare attention for sizes that are new to it",
+    ),
     "late_kernels: short waits": (
         gaps(device_latency=(0.5, {"longest_s": 0.001, "gaps_per_step": 200_000})), 0.5, 0.5,
         "50% of the step is the usual time between two kernels, 2.50 µs each: ",
