@@ -45,6 +45,7 @@ from cs_systems.advise.lever import (
 )
 from cs_systems.advise.numerics import UNCHECKED, Check
 from cs_systems.config import RunConfig
+from cs_systems.core.statistics import student_t
 from cs_systems.core.units import counted, human
 from cs_systems.record import RunRecord
 from cs_systems.report.advice import REPLACED, TrialRow
@@ -99,12 +100,16 @@ class _Compared:
 
 @dataclass(eq=False)
 class _Trial:
-    """Option compared with the best cell so far. ratio, row: what its pairs of processes showed."""
+    """Option compared with the best cell so far.
+
+    ratio, row: what its pairs of processes showed. is_promising: whether twelve pairs may prove that.
+    """
 
     option: Proposal
     compared: _Compared
     ratio: float = 1.0
     row: TrialRow | None = None
+    is_promising: bool = True
 
     @property
     def worth(self) -> float:
@@ -163,7 +168,7 @@ class Search:
             )
         while True:
             option, trial = self._next(), self._undecided()
-            if trial is not None and (option is None or trial.worth > self._worth(option)):
+            if trial and (option is None or (trial.is_promising and trial.worth > self._worth(option))):
                 self._try(trial)
             elif option is not None:
                 self._try(_Trial(option, self._comparison(self.best, option.cell)))
@@ -230,8 +235,15 @@ class Search:
         return f"its expected peak is {human(expected.value, 'bytes')}, more than {human(limit, 'bytes')}"
 
     def _undecided(self) -> _Trial | None:
-        """Return the trial on the best cell that shows the largest gain, which its pairs could not prove yet."""
-        return min(self._open, key=lambda trial: trial.ratio, default=None) if self._has_time(2) else None
+        """Return the trial on the best cell that shows the largest gain, which its pairs could not prove yet.
+
+        One that more pairs hardly prove is the last, and only if nothing is kept, whose proof takes the time that is
+        left.
+        """
+        found = [trial for trial in self._open if trial.is_promising or not self._kept]
+        return (
+            min(found, key=lambda one: (not one.is_promising, one.ratio), default=None) if self._has_time(2) else None
+        )
 
     def _try(self, trial: _Trial) -> None:
         """Measure an option in a few further pairs, compared with the best cell; keep it if it gains and passes."""
@@ -254,7 +266,7 @@ class Search:
         if option.expected:
             row["expected_bytes" if self.situation.goal == "memory" else "expected_s"] = option.expected.value
         if records:
-            row = filled(row, records[0], self.situation.history[0])
+            row = filled(row, self._typical(records), self.situation.history[0])
         if found:
             low, high = (1 / end if end else None for end in (found.high, found.low))
             row |= {"gain": 1 / found.ratio, "gain_low": low, "gain_high": high}
@@ -266,15 +278,19 @@ class Search:
             self.rows = [other for other in self.rows if other is not earlier]
         self.rows.append(row)
         if found and found.is_gain is None and not self._is_hopeless(found) and self._may_gain(found, len(records)):
-            trial.ratio, trial.row = found.ratio, row
+            trial.ratio, trial.row, trial.is_promising = found.ratio, row, _is_promising(found, len(records))
             self._open.append(trial)
-        after = self._now(records[0]) if records else None
+        after = self._now(records[-1]) if records else None
         measured = "" if after is None else f", {human(after, self._unit)}"
         if status == "kept" and found:
             reason = f"{in_words(found, GOALS[self.situation.goal].word)}, side by side"
         self.say(f"  {status}{measured}{f': {reason}' if reason else ''}; {human(took_s, 's')}")
         if status == "kept":
-            self._keep(option, records[0])
+            self._keep(option, self._typical(records))
+
+    def _typical(self, records: list[RunRecord]) -> RunRecord:
+        """Return the record with the median of the number that the goal reduces."""
+        return sorted(records, key=lambda record: self._now(record) or 0.0)[len(records) // 2]
 
     def _keep(self, option: Proposal, record: RunRecord) -> None:
         """Make an option the best, and drop the other options of its lever with a smaller expected gain."""
@@ -337,7 +353,7 @@ class Search:
                 break
         assert found is not None
         if not found.is_gain:
-            return "rejected", why_not(found, len(records), self._may_gain(found, len(records))), found, UNCHECKED
+            return "rejected", why_not(found, len(records)), found, UNCHECKED
         check = self.bench.check(option.cell) if option.numbers else UNCHECKED
         self._latest = self._latest if check is UNCHECKED else None  # other processes came between
         if check.passed:
@@ -358,14 +374,8 @@ class Search:
 
     @staticmethod
     def _may_gain(found: Judgement, pairs: int) -> bool:
-        """Return whether further pairs may show a gain: after few of them noise may still hide it.
-
-        Later the gain must be large enough: as many pairs as a trial may have narrow the interval down to it.
-        """
-        if pairs < FEW_PAIRS or found.high is None:
-            return pairs < MANY_PAIRS
-        narrowed = math.sqrt(pairs / MANY_PAIRS) * math.log(found.high / found.ratio)
-        return pairs < MANY_PAIRS and found.ratio < 1 - LEAST_GAIN and narrowed < HOPED * -math.log(found.ratio)
+        """Return whether further pairs may show a gain: after few of them noise may still hide it."""
+        return pairs < FEW_PAIRS or (found.ratio < 1 - LEAST_GAIN and pairs < MANY_PAIRS)
 
     @property
     def _is_model_on_gpu(self) -> bool:
@@ -491,18 +501,25 @@ class Search:
                     yield row_of(found.lever, found.words, "not tried", ENDED)
 
 
-def why_not(found: Judgement, pairs: int, may_gain: bool) -> str:
-    """Return why pairs of processes that proved no gain were not enough to keep an option.
+def _is_promising(found: Judgement, pairs: int) -> bool:
+    """Return whether as many pairs as a trial may have narrow its interval down to the gain that it may have.
 
-    may_gain: further pairs may prove it.
+    The width falls with the root of their number, and with Student's t, as more of them show the variation.
     """
+    if pairs < FEW_PAIRS or found.high is None:
+        return True
+    few, many = (student_t((1 + level_after(each)) / 2, each - 1) / math.sqrt(each) for each in (pairs, MANY_PAIRS))
+    return many / few * math.log(found.high / found.ratio) < HOPED * -math.log(found.ratio)
+
+
+def why_not(found: Judgement, pairs: int) -> str:
+    """Return why pairs of processes that proved no gain were not enough to keep an option."""
     least = f"no gain of {LEAST_GAIN:.0%}"
     if found.is_gain is False:
         return f"{least} or more"
     if found.ratio > 1 - LEAST_GAIN:
         return f"{least} shown by {counted(pairs, 'pair')} of processes"
-    further = "" if may_gain or pairs == MANY_PAIRS else f", and {MANY_PAIRS} hardly would"
-    return f"{counted(pairs, 'pair')} of processes cannot prove a gain of {1 / found.ratio - 1:.0%}{further}"
+    return f"{counted(pairs, 'pair')} of processes cannot prove a gain of {1 / found.ratio - 1:.0%}"
 
 
 def planned(situation: Situation, levers: Mapping[str, Lever]) -> list[Proposal]:

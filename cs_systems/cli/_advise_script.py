@@ -76,7 +76,8 @@ def searched(asked: Asked) -> int:
         texts=tuple(each.text for each in files),
         has_ranks=bool(launcher),
     )
-    to_try = announce(situation, chosen, asked.budget, command_line(*asked.words))
+    budget = f"{asked.budget} ({OF_PATCH:.0%} for the diff)" if asked.apply_patch else asked.budget
+    to_try = announce(situation, chosen, budget, command_line(*asked.words))
     if asked.dry_run:
         add(document.table(TO_TRY, to_try))
         return 0
@@ -90,13 +91,15 @@ def searched(asked: Asked) -> int:
     bench = ScriptBench(words, every, folder, command, options, search_s, sources=files, may_fork=may_fork)
     search = Search(situation, chosen, bench, say)
     try:
-        search.run()
-        _deliver(search, bench, folder, asked.words)
+        try:
+            search.run()
+        finally:
+            if search.situation.history:
+                _deliver(search, bench, folder, asked.words)
         if asked.apply_patch:
             bench.extend(of_patch_s)
             _try_patch(search, bench)
     except KeyboardInterrupt:
-        _deliver(search, bench, folder, asked.words)
         raise Interrupted(folder) from None
     except Unmeasurable as reason:
         return failed(f"the script cannot be measured as it is: {reason}", EXIT_NOTHING)

@@ -30,7 +30,7 @@ from cs_systems.record import Environment, Measurement, RunRecord, Sample
 LEVERS = ("more_workers", "bf16", "compile", "tf32", "fused_optimizer", "channels_last")
 STEP_S, STEPS, STEP_SD = 0.05, 20, 0.03
 PROCESS_S, COMPILING_S = 5.0, 25.0
-BUDGETS_S, VARIATIONS = (170.0, 400.0, 600.0), (0.02, 0.05, 0.25)
+BUDGETS_S, VARIATIONS = (170.0, 400.0, 600.0), (0.02, 0.05, 0.1, 0.25)
 GAINS: tuple[dict[str, float], ...] = ({"more_workers": 2.5}, {"tf32": 1.18}, {})
 HEAD = (
     "| budget (s) | processes vary by | lever that gains | true gain | kept | another kept | a gain claimed | "

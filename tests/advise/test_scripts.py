@@ -18,10 +18,11 @@ from cs_systems.advise.levers import more_workers, no_sync
 from cs_systems.advise.levers.data_loader import WORKERS
 from cs_systems.advise.ranks import split
 from cs_systems.advise.scripts import ScriptBench, changed_files, git_status
+from cs_systems.advise.search import Search
 from cs_systems.advise.sources import Source, diff, shown_name, sources
 from cs_systems.analysis.diagnosis import Answer as DiagnosisAnswer
 from cs_systems.analysis.diagnosis import Diagnosis
-from cs_systems.cli import main
+from cs_systems.cli import _advise_script, main
 from cs_systems.cli._advice import try_after_trace, try_command
 from cs_systems.cli._advise_script import left
 from cs_systems.cli._script import as_started
@@ -803,6 +804,30 @@ def test_search_of_a_script_leaves_its_folder_as_it_was(
     assert ("set_to_none=True" in advice["diff"]) == (row["status"] == "kept")
     assert [file.name for file in folder.iterdir()] == ["train.py"]
     assert (folder / "train.py").read_text() == SCRIPT
+
+
+def test_diff_has_a_fifth_of_the_budget_and_the_answer_is_printed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Interrupted while it tries the diff, the command has printed its answer already."""
+    seen: list[tuple[str, int]] = []
+
+    def run(search: Any) -> None:
+        seen.append(("search", round(search.bench.left_s())))
+        search.situation = replace(search.situation, history=("a record",))
+
+    def tried(search: Any, bench: ScriptBench) -> None:
+        seen.append(("diff", round(bench.left_s())))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Search, "run", run)
+    monkeypatch.setattr(_advise_script, "_deliver", lambda *_: seen.append(("answer", 0)))
+    monkeypatch.setattr(_advise_script, "_try_patch", tried)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    assert main(["advise", "--budget", "500s", "--apply-patch", "--out", "out", "--", "train.py"]) == 130
+    assert seen == [("search", 400), ("answer", 0), ("diff", 500)]
+    assert "at most 500s (20% for the diff)" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from cs_systems.advise.lever import Lever, ScriptChange, Situation
 from cs_systems.advise.levers._loaders import NAMES, WAITS, has_workers, made_with, unfit_stream
 from cs_systems.machine.cores import usable_cores
 
-LEAST, MOST = 2, 4  # times as many workers: as many as leave the loop a core of its own
+LEAST, MOST = 2, 4  # times as many workers: more than twice as many only where the loop keeps a core of its own
 KEYWORD = "num_workers"
 
 
@@ -20,6 +20,8 @@ def unfit(situation: Situation) -> str | None:
         return "the script has no workers"
     if reason := unfit_stream(situation):
         return reason
+    if situation.has_ranks:
+        return "the ranks share the cores; give each more workers yourself"
     return "the step does not wait for data" if situation.history and WAITS not in situation.causes else None
 
 
@@ -49,7 +51,7 @@ def text_of(value: ast.expr) -> str | None:
 LEVER = Lever(
     "random changes of samples draw from the workers' seeds",
     None,
-    f"DataLoader(…, num_workers=…)  # {LEAST} to {MOST} times as many",
+    f"DataLoader(…, num_workers=max({LEAST} * n, min({MOST} * n, {usable_cores() - 1})))  # n: their number now",
     0.05,
     ScriptChange(f"{LEAST} to {MOST} times as many workers", unfit, hook=hook, patch=valued(KEYWORD, text_of, NAMES)),
     remedies=(WAITS,),
