@@ -242,7 +242,7 @@ def test_gain_is_promising_where_twelve_pairs_may_prove_it(
 def test_a_gain_that_more_pairs_hardly_prove_has_them_only_where_nothing_is_kept(
     keeps: bool, pairs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is kept needs the time for its proof."""
+    """Time that is left goes to the proof of what is kept."""
 
     def judged(seen: Seen) -> Judgement:
         if seen.candidate[0].run_config.attention != START.attention:
