@@ -452,7 +452,7 @@ class Search:
 
         None if one fails. The pairs of its trial do not count: it was kept because of them. The time or the width of
         the interval ends it, and not where the interval lies: in profiles/advised_scripts/simulated.md it holds the true
-        ratio in 95 to 100% of the searches.
+        ratio in 98% of the searches.
         """
         whole, began_s = None, self.bench.spent_s()
         for pair, found in enumerate(self._pairs(self._comparison(self.start, cell), proves=True), 1):
