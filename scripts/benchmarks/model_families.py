@@ -2,8 +2,8 @@
 
     python3 scripts/benchmarks/model_families.py --json families.json
 
-Models come from configurations with random weights; without its package, one is skipped with the reason. For each
-the script times a training step, records three more with torch.profiler, counts the FLOPs of one, and prints:
+Models come from configurations with random weights; a model whose package is missing is skipped with the reason. For
+each the script times a training step, records three more with torch.profiler, counts the FLOPs of one, and prints:
 
 - in modules: share of the kernel time of forward and backward that belongs to a module
 - sum: time of the outermost module compared with forward and backward

@@ -1,6 +1,6 @@
 """List of figures in README and docs that were measured with code that has changed since.
 
-Method: SOURCES maps each quoted file under profiles/ to the code that may move its numbers. A figure counts as
+Method: SOURCES maps each quoted file under profiles/ to the code on which its numbers depend. A figure counts as
 measured in the last commit that touched its data: the records next to it, else the file itself. Every later commit
 that touched a source counts, on merged branches too; what is not committed does not.
 Output: a line for each figure: when it was measured, and which sources have changed since, in how many commits; of many

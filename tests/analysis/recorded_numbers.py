@@ -299,7 +299,7 @@ def without_launches(trace: Trace, steps: list[Step]) -> tuple[Trace, list[Step]
 
 
 def on_two_devices(trace: Trace, steps: list[Step]) -> tuple[Trace, list[Step]]:
-    """Return a trace with a stream 20 of another device, which names autograd's thread."""
+    """Return a trace with stream 20 on another device, and with an operator that names autograd's thread."""
     kernels, autograd = trace.kernels, np.array([AUTOGRAD])
     name = Signature("autograd::engine::evaluate_function: AddBackward0", None)
     named = Operators(Categorical.of([name]), autograd, autograd, autograd)

@@ -1,4 +1,4 @@
-"""Tests of finding figures with code that has changed since they were measured."""
+"""Tests of finding figures that were measured with code that has changed since."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 MultivariateNormal factorises its covariance matrix when it is made, and solves a triangular system in log_prob. In a
 few steps on a CPU its methods are timed, and the operators of their backward; the matrices are read after the step.
-Only matrices without an element off the diagonal count, in all steps that are looked at, and none with
-a trained factor of that shape: it may leave that form later.
+Only matrices with nothing but zeros off the diagonal count, in all steps that are looked at, and none with a trained
+factor of that shape: it may leave that form later.
 """
 
 from __future__ import annotations

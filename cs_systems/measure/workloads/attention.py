@@ -1,6 +1,6 @@
 """One attention call on random q, k, v without a model: forward, backward over a retained graph, or both.
 
-The tensors have the precision's dtype; autocast is off. Backward is `torch.autograd.grad`, which returns the
+The tensors have the precision's dtype, without autocast. Backward is `torch.autograd.grad`, which returns the
 gradients without accumulating them. With `l2` "clear", the L2 cache is filled with other data before each step; with
 "warm" it keeps the data of the previous step.
 """

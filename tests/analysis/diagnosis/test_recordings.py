@@ -1,4 +1,4 @@
-"""First sentences about recordings of a truth that is known by construction."""
+"""First sentences about recordings, against the truth that is known by construction."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ TILE = 2048  # elements of the table that a program writes
 
 @triton.jit
 def embedding_list_kernel(tokens, listed, bounds, count, rows, RANGE: tl.constexpr, SCAN: tl.constexpr):
-    """List the positions of the tokens of RANGE rows, ascending, after the tokens of all lower rows.
+    """List the positions of the tokens of RANGE rows, ascending, after the positions of all lower rows' tokens.
 
     tokens, listed: (count,). bounds: (ranges, 2), first position and end of each list. The grid is (ranges,).
     """
