@@ -119,12 +119,12 @@ def _chosen(args: Course) -> list[Task]:
         found = [task for task in known.values() if args.gpus in (None, task.gpus)]
         if not found:
             raise ConfigError(f"no task takes {args.gpus} GPUs; use --gpus 0, 1 or 2")
-        return found
-    found = [known[one_of("task", name, known)] for name in args.task]
+    else:
+        found = [known[one_of("task", name, known)] for name in args.task]
     if args.code and (without := [task.name for task in found if not task.code]):
         raise ConfigError(f"{without[0]} takes no code of your own; leave out --code")
     if args.code:
-        for subject in {task.steps[0].split()[0] for task in found}:  # attention or parallel
+        for subject in sorted({task.steps[0].split()[0] for task in found}):  # attention or parallel
             plugins.check(subject, args.code)
     if args.model and any("size" in task.full for task in found):
         plugins.check("workloads", args.model)

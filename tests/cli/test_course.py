@@ -147,6 +147,7 @@ def test_own_model_takes_the_place_of_the_built_in() -> None:
         "naive_ddp --code no.py:f": "file 'no.py' (from 'no.py:f') does not exist; correct the path",
         "naive_ddp --code ddp_nave --dry-run": "unknown parallel strategy 'ddp_nave'; did you mean ddp_naive",
         "naive_ddp --model no.py:LM --dry-run": "file 'no.py' (from 'no.py:LM') does not exist; correct the path",
+        "--all --model no.py:LM --dry-run": "file 'no.py' (from 'no.py:LM') does not exist; correct the path",
         "torch_compile --code mine.py:f": "torch_compile takes no code of your own; leave out --code",
         "--all --code mine.py:f": "--code is for one kind of task; leave out --all, and name the tasks",
         "naive_ddp --gpus 1": "--gpus requires --all; add --all, or leave out --gpus",
