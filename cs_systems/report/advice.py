@@ -38,7 +38,7 @@ class TrialRow(TypedDict):
     processes: int
     took_s: float | None
     numbers: Annotated[str, Column("numbers", beside=60)]
-    reason: Annotated[str, Column(beside=30)]
+    reason: str
 
 
 _OF_TIME = "lever change expected_s step_s gain gain_low gain_high"

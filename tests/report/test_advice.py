@@ -9,9 +9,10 @@ import pytest
 from cs_systems.cli import main
 from cs_systems.config import RunConfig
 from cs_systems.record import Measurement, RunRecord, Sample, append_record, records_path
-from cs_systems.report.advice import WATERFALL, TrialRow, read
+from cs_systems.report.advice import OTHERS, WATERFALL, TrialRow, read
 from cs_systems.report.figures import plot
 from cs_systems.report.figures.waterfall import waterfall
+from cs_systems.report.tables.rows import render_table
 from tests.report import browser
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +40,12 @@ OTHER = trial("tf32", change="precision <tf32>", status="rejected", reason="no g
 UNFIT = trial("allocator", status="not tried", reason="no timed step calls cudaMalloc")
 
 
+REASONS = (
+    "4 pairs of processes cannot prove a gain of 2.5%; the search ended before further pairs",
+    "0.982 (0.951 … 1.013) times as fast, side by side; not tried again on what was kept later",
+)
+
+
 def folder_with(folder: Path, **others: Any) -> Path:
     sentences = ["3.60 (3.50 … 3.70) times as fast as the start, measured side by side; 1 of 2 options kept"]
     trials = {"trials": [KEPT, OTHER, UNFIT], "waterfall": [START, KEPT]}
@@ -47,6 +54,16 @@ def folder_with(folder: Path, **others: Any) -> Path:
     measurement = Measurement("wall", samples, 0.1)
     append_record(records_path(folder), RunRecord("k", RunConfig().to_dict(), "ok", measurement=measurement))
     return folder
+
+
+def test_reasons_of_rejected_options_wrap_and_stay_whole_at_80_columns() -> None:
+    change = "num_workers 2, persistent_workers for the loader of the training set"
+    rows = [trial("more_workers", change=change, status="rejected", step_s=0.0123, reason=each) for each in REASONS]
+    lines = render_table(OTHERS, rows, width=80).splitlines()  # type: ignore[arg-type]
+    assert max(map(len, lines)) <= 80
+    heading = next(line for line in lines if line.startswith("change"))
+    printed = " ".join(line[heading.index("reason") :].strip() for line in lines)
+    assert all(reason in printed for reason in REASONS), printed
 
 
 @pytest.mark.parametrize("goal", WATERFALL)
