@@ -184,15 +184,11 @@ def _apart_from_script(out: str, made: Sequence[str]) -> Iterator[None]:
         with suppress(Exception):  # the script may have closed or replaced standard error
             _tell(f"the report was lost with {type(lost).__name__}: {lost}; {remedy}")
     finally:
+        if made:
+            from cs_systems.measure.runtime.journal import remove_empty
+
+            remove_empty(made)
         random.setstate(state)
-        remove_empty(made)
-
-
-def remove_empty(folders: Sequence[str]) -> None:
-    """Remove the folders that are empty; each contains the one before it."""
-    with suppress(OSError):
-        for folder in folders:
-            Path(folder).rmdir()
 
 
 def _look(imports: str) -> Look | None:

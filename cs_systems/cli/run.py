@@ -94,9 +94,7 @@ def run(args: Run) -> int:
     if is_first_rank():
         from cs_systems.measure.runtime.journal import Journal
 
-        whole = out.absolute()
-        options["made"] = [str(each) for each in (whole, *whole.parents) if not each.exists()]
-        Journal.prepare(out)
+        options["made"] = Journal.check(out)
     if not tracer(profile).starts_program or not is_first_rank():
         _become(script_command(options, words))
     leave_elsewhere()  # standard output is the script's
@@ -171,11 +169,12 @@ def _below(name: str, options: dict[str, Any], words: list[str]) -> int:
 
     name: the profiler, with a command that starts the process.
     """
-    from cs_systems.cli._script import Form, conclude, remove_empty, why_nothing
+    from cs_systems.cli._script import Form, conclude, why_nothing
     from cs_systems.core import plugins
     from cs_systems.core.printable import encodable
     from cs_systems.measure.profilers import ProfilerUnusable
     from cs_systems.measure.profilers._nsys import last_line
+    from cs_systems.measure.runtime.journal import remove_empty
     from cs_systems.measure.runtime.program import script_command
     from cs_systems.record import read_records
     from cs_systems.report.tables import document
@@ -187,6 +186,7 @@ def _below(name: str, options: dict[str, Any], words: list[str]) -> int:
     probe = "import gc; gc.disable(); import torch; raise SystemExit(not torch.cuda.is_available())"
     on_cuda = subprocess.run([sys.executable, "-c", probe], stderr=subprocess.DEVNULL).returncode == 0
     sys.stdout.flush()
+    out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".nsys-", dir=out.absolute()) as folder:  # the script may leave this one
         report, left, messages = (Path(folder) / name for name in ("report", "records.jsonl", "messages.txt"))
         streams = [os.dup(1), os.dup(2)]  # nsys prints to standard output, which belongs to the script

@@ -41,7 +41,7 @@ class Writer:
         self._rank = _ranks.rank()
         self.is_first_rank = self._rank == 0
         if self.is_first_rank:
-            Journal.prepare(self.out)
+            Journal.check(self.out)
         self.before = environment(self._subject.device)
 
     def config(self, stage: Stage) -> RunConfig:
@@ -94,7 +94,8 @@ class Writer:
         return self._waits_for_nsys and record.status == "ok" and is_of_nsys
 
     def append(self, record: RunRecord) -> None:
-        """Write a record into the folder."""
+        """Write a record into the folder, which the first record makes."""
+        self.out.mkdir(parents=True, exist_ok=True)
         append_record(self.out, record)
 
     def _profiled(self, record: RunRecord, stage: Stage) -> RunRecord:

@@ -14,7 +14,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -93,6 +93,20 @@ class Journal:
         journal.refuse_foreign_lines()
         return journal
 
+    @classmethod
+    def check(cls, out: str | os.PathLike[str]) -> list[str]:
+        """Raise the errors of `prepare`, but leave no new folder, because a signal may end the program before a record.
+
+        Returns: the folders that do not exist, each below the next one.
+        """
+        folder = Path(out).absolute()
+        new = [str(each) for each in (folder, *folder.parents) if not each.exists()]
+        try:
+            cls.prepare(out)
+        finally:
+            remove_empty(new)
+        return new
+
     def refuse_foreign_lines(self) -> None:
         """Raise ConfigError if the file holds objects that are not records, which the final table could not read.
 
@@ -163,6 +177,13 @@ class Journal:
             return next((config, int(repeat)) for config in configs if config.key() == key)
         except (FileNotFoundError, ValueError, StopIteration):  # or it was killed before any cell began
             return None
+
+
+def remove_empty(folders: Sequence[str]) -> None:
+    """Remove the folders that are empty; each contains the one before it."""
+    with suppress(OSError):
+        for folder in folders:
+            Path(folder).rmdir()
 
 
 def _open_plain(path: Path, flags: int) -> IO[bytes]:

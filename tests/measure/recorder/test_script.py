@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -257,6 +258,14 @@ def test_failure_before_the_first_record_leaves_no_folder(end: str, tmp_path: Pa
         forks.python("-m", "cs_systems", "run", "--out", str(out), "--", str(script))
     assert sorted(tmp_path.iterdir()) == [script, own], "the user's own folder stays"
     assert not [*own.iterdir()]
+
+
+@pytest.mark.parametrize("steps", [2, 6])
+def test_script_that_a_signal_kills_leaves_the_finished_records_or_no_folder(steps: int, tmp_path: Path) -> None:
+    done, records = recorded(tmp_path, f"train(steps={steps})\nimport signal; os.kill(os.getpid(), signal.SIGTERM)\n")
+    assert done.returncode == -signal.SIGTERM, done.stderr
+    assert [record.status for record in records] == ["ok"] * (steps > 4)
+    assert (tmp_path / "out").exists() == (steps > 4)
 
 
 def test_script_that_asks_for_input_gets_it_and_is_told_how_where_it_ends(tmp_path: Path) -> None:
