@@ -14,7 +14,7 @@ CASE = {
     "never": ["growth", "logging", "start-up", "padding", "checkpoint-writing"],
     "healthy": False,
     "place": ["DataLoader(self.eval_dataset)", "def evaluate(", "self.evaluate()", "self.model(**inputs)"],
-    "share": 28,
+    "share": 25,
     "remedy": "give the validation loader a batch size, such as that of the training",
     "without": [["DataLoader(self.eval_dataset)", "DataLoader(self.eval_dataset, batch_size=100)"]],
 }
