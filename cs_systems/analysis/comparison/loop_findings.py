@@ -178,6 +178,8 @@ class FusedUpdateRow(TypedDict):
     low_share: float
     high_share: float
     rounds: int
+    is_foreach: NotRequired[bool]  # the program asks for foreach=True, which excludes fused=True
+    others: NotRequired[int]  # optimizers of the loop that were not tried
 
 
 class DenormalsRow(TypedDict):

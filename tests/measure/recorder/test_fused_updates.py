@@ -183,11 +183,110 @@ def test_parameters_without_a_gradient_are_left_out(monkeypatch: pytest.MonkeyPa
     assert row["parameters"] == 2
 
 
-def test_some_of_many_bytes_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+class Made:
+    """Copies of the trials that an observer makes: their sizes, with gradients and states, and their bytes in all."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sizes, self.bytes = list[int](), 0
+        own, made = fused_updates.Trial.__init__, self
+
+        def init(trial: fused_updates.Trial, *args: Any, **kwargs: Any) -> None:
+            own(trial, *args, **kwargs)
+            for group in trial.optimizer.param_groups:
+                for copied in group["params"]:
+                    made.sizes.append(copied.nbytes)
+                    tensors = [copied, copied.grad, *trial.optimizer.state[copied].values()]
+                    made.bytes += sum(each.nbytes for each in tensors)
+
+        monkeypatch.setattr(fused_updates.Trial, "__init__", init)
+
+
+@pytest.mark.parametrize("is_in_groups", [False, True])
+def test_copies_of_a_large_model_have_few_bytes(is_in_groups: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model = many_layers()
-    monkeypatch.setattr(fused_updates, "MOST_BYTES", sum(p.nbytes for p in model.parameters()) // 4 + 1)
-    (row,) = found(AdamW(model.parameters()), lambda: loss_of(model), monkeypatch)
-    assert (row["parameters"], row["tried"]) == (2 * LAYERS, LAYERS // 2)
+    most = 2 * 4 * sum(p.nbytes for p in model.parameters()) // 4
+    monkeypatch.setattr(fused_updates, "MOST_BYTES", most)
+    made = Made(monkeypatch)
+    groups = [{"params": [p], "lr": 1e-4 * 0.9**i} for i, p in enumerate(model.parameters())]
+    optimizer = AdamW(groups if is_in_groups else model.parameters())
+    (row,) = found(optimizer, lambda: loss_of(model), monkeypatch)
+    assert most // 2 < made.bytes <= most
+    assert row["parameters"] == 2 * LAYERS
+    assert LAYERS // 4 <= row["tried"] <= LAYERS // 2 + 1
+    small, large = (made.sizes.count(each) for each in (16 * 4, 16 * 16 * 4))
+    assert abs(small - large) <= 2, "biases and weights, one of each per layer"
+
+
+def test_embedding_before_layers_takes_the_place_of_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sample weights too where every second parameter is a bias."""
+    model = nn.Sequential(nn.Embedding(10, 90), *(nn.Linear(90, 90) for _ in range(13)))
+    monkeypatch.setattr(fused_updates, "MOST_BYTES", 2 * 4 * 5 * 90 * 90 * 4)
+    made = Made(monkeypatch)
+    (row,) = found(AdamW(model.parameters()), lambda: model(torch.arange(10)).square().mean(), monkeypatch)
+    assert row["tried"] < row["parameters"] == 27
+    assert made.sizes.count(90 * 90 * 4) >= 2 * 3
+    mean = sum(p.nbytes for p in model.parameters()) / 27
+    assert 1 / 1.5 <= sum(made.sizes) / len(made.sizes) / mean <= 1.5
+
+
+def test_large_parameter_is_left_out_unless_it_has_most_of_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for width, is_tried in ((16, True), (2048, False)):
+        model = many_layers()
+        table = nn.Embedding(width, 64)
+        monkeypatch.setattr(fused_updates, "MOST_BYTES", 2 * 4 * table.weight.nbytes - 1 if width == 16 else 1 << 18)
+        made = Made(monkeypatch)
+        loss = lambda: loss_of(model) + table(torch.tensor([1])).square().mean()  # noqa: B023, E731
+        rows = found(AdamW([*model.parameters(), *table.parameters()]), loss, monkeypatch)
+        assert bool(rows) is is_tried
+        assert table.weight.nbytes not in made.sizes
+
+
+class Clock:
+    """Clock on which an update of a trial takes some time."""
+
+    def __init__(self, update_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s, self.updates = 0.0, 0
+
+        def update(_: fused_updates.Trial) -> None:
+            self.now_s += update_s
+            self.updates += 1
+
+        monkeypatch.setattr(fused_updates.Trial, "update", update)
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.parametrize(
+    ("update_s", "rounds"), [(0.001, [31, 31, 31]), (0.02, [10, 10]), (0.06, [7]), (0.11, [3]), (0.2, []), (2.0, [])]
+)
+def test_trials_of_all_optimizers_end_after_a_second(
+    update_s: float, rounds: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FusedUpdates, "_share", lambda _: 1.0)
+    models = [many_layers() for _ in range(3)]
+    optimizers = [AdamW(model.parameters()) for model in models]
+    clock = Clock(update_s, monkeypatch)
+    observer = FusedUpdates(Subject("loop", resolve("cpu"), [], optimizers, None, 1), clock)
+    observer.begins(Period.WARMUP)
+    for model, optimizer in zip(models, optimizers, strict=True):
+        loss_of(model).backward()
+        observer.look_before_update(optimizer)
+        optimizer.step()
+    observer.look_after_step()
+    with torch.no_grad():
+        observer.end()
+    rows = [*FUSED_UPDATES.of(observer.kept)]
+    assert [row["rounds"] for row in rows] == rounds
+    assert clock.now_s < 1.0 + 2 * update_s, "the first updates of one more optimizer"
+    assert [row["others"] for row in rows] == [3 - len(rounds)] * len(rounds)
+
+
+@pytest.mark.parametrize("foreach", [None, False, True])
+def test_request_for_foreach_is_noted(foreach: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = many_layers()
+    (row,) = found(AdamW(model.parameters(), foreach=foreach), lambda: loss_of(model), monkeypatch)
+    assert row["is_foreach"] is (foreach is True)
 
 
 def test_version_of_torch_that_cannot_fuse_gives_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
