@@ -131,11 +131,11 @@ class FusedUpdates(FewSteps):
         if not tried:
             return None
         by_group = [[each.at for each in tried if each.group == group] for group in range(len(chosen))]
-        trials = [Trial(optimizer, by_group, fused=fused) for fused in (False, True)]
-        now_s, fused_s = _in_turns(*(trial.update for trial in trials), self._clock, end_s)
+        now, fused = (Trial(optimizer, by_group, fused=form) for form in (False, True))
+        now_s, fused_s = _in_turns(now.update, fused.update, self._clock, end_s)
         if len(now_s) < FEWEST_ROUNDS:
             return None
-        ratios = sorted(fused / now for now, fused in zip(now_s, fused_s, strict=True))
+        ratios = sorted(after_s / before_s for before_s, after_s in zip(now_s, fused_s, strict=True))
         return {
             "optimizer": type(optimizer).__name__,
             "parameters": len(places),

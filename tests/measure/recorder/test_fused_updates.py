@@ -265,7 +265,7 @@ def test_trials_of_all_optimizers_end_after_a_second(
 ) -> None:
     monkeypatch.setattr(FusedUpdates, "_share", lambda _: 1.0)
     models = [many_layers() for _ in range(3)]
-    optimizers = [AdamW(model.parameters()) for model in models]
+    optimizers: list[Optimizer] = [AdamW(model.parameters()) for model in models]
     clock = Clock(update_s, monkeypatch)
     observer = FusedUpdates(Subject("loop", resolve("cpu"), [], optimizers, None, 1), clock)
     observer.begins(Period.WARMUP)
@@ -323,7 +323,7 @@ def test_small_share_is_not_tried(tmp_path: Path) -> None:
 
     def step() -> None:
         optimizer.zero_grad()
-        model(torch.ones(2048, 512)).square().mean().backward()
+        model(torch.ones(8192, 512)).square().mean().backward()
         optimizer.step()
 
     assert "fused_updates" not in recorded(tmp_path, step).records[0].results
