@@ -640,6 +640,7 @@ class SingleElementsRow(TypedDict):
     place: str
     reads: int  # in each step that was looked at, as numbers of Python
     writes: int
+    time_s: NotRequired[float]  # of as many uses of elements of a small tensor; the line may do other work too
 
 
 class ReplacedParametersRow(TypedDict):

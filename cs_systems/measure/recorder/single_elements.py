@@ -2,6 +2,9 @@
 
 Such as `mask[i, j] = 1` in two loops, or `if word != 0` for each word of a batch: each is an operator of some
 microseconds. Elements that autograd records are left out, because a recurrence may need them one by one.
+
+The same line can do other work, such as a product of matrices. So the time of its elements is that of as many uses of
+elements of a small tensor on this computer.
 """
 
 from __future__ import annotations
@@ -9,10 +12,12 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from statistics import median
 from types import CodeType, FrameType
 from typing import Any
 
@@ -30,8 +35,11 @@ from cs_systems.measure.recorder.tracker import Tracker
 MOST_STEPS, FEWEST_STEPS = 3, 2
 FEWEST = 200  # of a line in each step
 MOST_LINES = 10
-_READS = ("__bool__", "__int__", "__float__", "__index__", "item")
+TRIALS = 100  # of which the median is the time of one use
+_COMPARED, _WRITTEN = "__bool__", "__setitem__"  # one is the result of a comparison, the other not a read
+_USES = (_COMPARED, _WRITTEN, "__int__", "__float__", "__index__", "item")
 _Where = tuple[CodeType, int]  # function and number of a line
+_Counts = Counter[_Where]
 
 
 class SingleElements(Replacing):
@@ -40,8 +48,6 @@ class SingleElements(Replacing):
     compilations: the number of compilations of this process so far.
     """
 
-    runs_operators = False
-
     def __init__(self, tracker: Tracker, compilations: Callable[[], int]) -> None:
         super().__init__()
         self._tracker, self._compilations = tracker, compilations
@@ -49,11 +55,11 @@ class SingleElements(Replacing):
 
     def restart(self) -> None:
         self.kept = {}
-        self._steps: list[tuple[Counter[_Where], Counter[_Where]]] = []
+        self._steps: list[dict[str, _Counts]] = []
         self._start()
 
     def _start(self) -> None:
-        self._reads, self._writes = Counter[_Where](), Counter[_Where]()
+        self._uses = {name: _Counts() for name in _USES}
 
     def begins(self, period: Period) -> None:
         super().begins(period)
@@ -62,9 +68,9 @@ class SingleElements(Replacing):
             self._start()
             self._process = os.getpid()  # a worker of a data loader inherits the replaced functions
             self._installed = Observation()
-            for name in _READS:
-                self._installed.add(partial(_watched, name, self._read), is_guarded=True)
-            self._installed.add(partial(_watched, "__setitem__", self._written), is_guarded=True)
+            for name in _USES:
+                seen = self._written if name == _WRITTEN else partial(self._read, name)
+                self._installed.add(partial(_watched, name, seen), is_guarded=True)
 
     def _observes(self) -> bool:
         if not (self.is_looking and self._tracker.observes()) or os.getpid() != self._process:
@@ -72,39 +78,68 @@ class SingleElements(Replacing):
         return not (self._tracker.is_open(BACKWARD, OPTIMIZER) or is_tracing() or is_profiled())
 
     @as_guest
-    def _read(self, frame: FrameType, tensor: Tensor, *_: Any) -> None:
+    def _read(self, name: str, frame: FrameType, tensor: Tensor, *_: Any) -> None:
         if self._observes() and not tensor.requires_grad:
-            _count(self._reads, frame)
+            _count(self._uses[name], frame)
 
     @as_guest
     def _written(self, frame: FrameType, tensor: Tensor, key: Any, value: Any) -> None:
         if self._observes() and _is_one(tensor, key) and not (isinstance(value, Tensor) and value.requires_grad):
-            _count(self._writes, frame)
+            _count(self._uses[_WRITTEN], frame)
 
     def look_after_step(self) -> None:
         super().look_after_step()
-        self._steps.append((self._reads, self._writes))
+        self._steps.append(self._uses)
         self._start()
         if len(self._steps) >= MOST_STEPS or self._compilations():
             self.stop_looking()
 
     def end(self) -> None:
         steps = self._steps if len(self._steps) >= FEWEST_STEPS else []
+        wheres = dict.fromkeys(where for uses in steps for counts in uses.values() for where in counts)
+        least = {where: {name: min(uses[name][where] for uses in steps) for name in _USES} for where in wheres}
+        often = {where: uses for where, uses in least.items() if max(_reads(uses), uses[_WRITTEN]) >= FEWEST}
+        each_s = _times_s() if often else {}
         rows: list[SingleElementsRow] = [
             {
                 "function": function_of((code, 0)),
                 "place": f"{Path(code.co_filename).name}:{number}",
-                "reads": min(reads[code, number] for reads, _ in steps),
-                "writes": min(writes[code, number] for _, writes in steps),
+                "reads": _reads(uses),
+                "writes": uses[_WRITTEN],
+                "time_s": sum(count * each_s[name] for name, count in uses.items()),
             }
-            for code, number in dict.fromkeys(where for step in steps for counts in step for where in counts)
+            for (code, number), uses in often.items()
         ]
-        most = [row for row in rows if max(row["reads"], row["writes"]) >= FEWEST]
-        self.keep(SINGLE_ELEMENTS, sorted(most, key=lambda row: -row["reads"] - row["writes"])[:MOST_LINES])
+        self.keep(SINGLE_ELEMENTS, sorted(rows, key=lambda row: -row["reads"] - row["writes"])[:MOST_LINES])
         self._steps.clear()
 
 
-def _count(counts: Counter[_Where], frame: FrameType) -> None:
+def _reads(uses: Mapping[str, int]) -> int:
+    return sum(uses.values()) - uses[_WRITTEN]
+
+
+@torch.no_grad()
+def _times_s() -> dict[str, float]:
+    """Return the time of one use of an element of a small tensor on this computer, by the method that uses it."""
+    vector, matrix = torch.zeros(4, device="cpu"), torch.zeros(4, 4, device="cpu")
+    read_s = _lasts_s(lambda: float(vector[1]))
+    written_s = _lasts_s(lambda: matrix.__setitem__((1, 2), 1.0))
+    return dict.fromkeys(_USES, read_s) | {
+        _COMPARED: _lasts_s(lambda: bool(vector[1] != 0)),
+        _WRITTEN: written_s,
+    }
+
+
+def _lasts_s(use: Callable[[], object]) -> float:
+    times_s = []
+    for _ in range(TRIALS):
+        begin_s = time.perf_counter()
+        use()
+        times_s.append(time.perf_counter() - begin_s)
+    return median(times_s)
+
+
+def _count(counts: _Counts, frame: FrameType) -> None:
     """Count the line that uses an element, if it is the program's own."""
     if is_own(frame.f_code.co_filename):
         counts[frame.f_code, frame.f_lineno] += 1

@@ -143,7 +143,7 @@ BUSY = {"function": "Batches.fill", "place": "train.py:8", "calls": "encode", "p
         "held_share": 0.4}  # fmt: skip
 PASSES = {"passes": 36, "unused": 24}
 REPLACED = {"optimizer": "SGD", "parameters": 2, "first": "Net.head.weight", "replaced": 2}
-ELEMENTS = {"function": "mask", "place": "train.py:8", "reads": 0, "writes": 2500}
+ELEMENTS = {"function": "mask", "place": "train.py:8", "reads": 0, "writes": 2500, "time_s": 0.03}
 UNHELD = {"parameters": 16, "elements": 999, "share": 0.5, "first": "Net.a.weight"}
 ANOMALY = {"passes": 20, "with_detection": 20}
 PADDED = {"share": 0.8, "steps": 20, "basis": "tokens", "shape": "8 × 250", "filler": None}
@@ -650,6 +650,10 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "single-elements: of the same line": (
         {"inner_lines": [inner("mask", 9, 0.02)], "single_elements": [ELEMENTS]},
         {"inner_lines": [inner("mask", 8, 0.02)], "single_elements": [ELEMENTS]},
+    ),
+    "single-elements: the time of the elements alone": (
+        {"inner_lines": [inner("mask", 8, 0.09)], "single_elements": [ELEMENTS | {"time_s": 0.0049}]},
+        {"inner_lines": [inner("mask", 8, 0.09)], "single_elements": [ELEMENTS | {"time_s": 0.0051}]},
     ),
     "single-elements: not of backward": (
         {"inner_lines": [inner("mask", 8, 0.02, phase="backward")], "single_elements": [ELEMENTS]},

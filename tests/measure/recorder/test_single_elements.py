@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,12 +97,30 @@ def test_elements_are_counted_by_the_line_that_uses_them(bias: Bias, reads: int,
     assert row["function"].startswith(bias.__name__)
     assert row["place"].startswith("test_single_elements.py:")
     assert (row["reads"], row["writes"]) == (reads, writes)
+    assert 0.2e-6 * LENGTH**2 < row["time_s"] < 1e-3 * LENGTH**2
     assert methods == {name: vars(Tensor).get(name) for name in methods}
 
 
 @pytest.mark.parametrize("bias", [as_a_whole, row_by_row, as_numbers_of_python, one_number])
 def test_rows_and_whole_tensors_are_no_single_elements(bias: Bias, tmp_path: Path) -> None:
     assert not SINGLE_ELEMENTS.of(recorded(bias, tmp_path).records[0].results)
+
+
+def test_other_work_of_the_line_is_no_time_of_its_elements(tmp_path: Path) -> None:
+    weight, rates = torch.zeros(300, 300), torch.rand(250).tolist()
+
+    def steps_of_euler(inputs: Tensor) -> Tensor:
+        state = torch.zeros(300, 300)
+        for rate in torch.tensor(rates):
+            state = state + (state @ weight) * float(rate)
+        return state[:LENGTH, :LENGTH]
+
+    began_s = time.perf_counter()
+    steps_of_euler(weight)
+    line_s = time.perf_counter() - began_s
+    (row,) = SINGLE_ELEMENTS.of(recorded(steps_of_euler, tmp_path).records[0].results)
+    assert row["reads"] == 250
+    assert row["time_s"] < line_s / 5
 
 
 def test_elements_that_autograd_records_are_left_out(tmp_path: Path) -> None:
