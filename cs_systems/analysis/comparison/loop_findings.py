@@ -187,8 +187,9 @@ class DenormalsRow(TypedDict):
 
     optimizer: str
     state: str  # what of its state has such numbers, such as "exp_avg"
-    share: float
+    share: float  # of all numbers
     step: int
+    extra_s: NotRequired[float | None]  # of an update of copies, compared with zeros in place of such numbers
 
 
 class DoubleSoftmaxRow(TypedDict):

@@ -94,7 +94,9 @@ def _of_time(row: GrowthRow, evidence: Evidence) -> Diagnosis | None:
         return Diagnosis(cause, READS_MORE, last, takes=last - first, evidence=(row,))
     is_on_cpu = evidence.config is not None and evidence.config.device == "cpu"
     faded = DENORMALS.first(evidence.tables)
-    if is_on_cpu and phase not in (OTHER, Phase.INPUT) and not where and faded is not None and faded["share"] >= FADED:
+    if faded is not None and (faded["share"] < FADED or (faded.get("extra_s") or 0.0) < MOSTLY * (last - first)):
+        faded = None
+    if is_on_cpu and phase not in (OTHER, Phase.INPUT) and not where and faded is not None:
         # the phases are those of the timed steps, before numbers have faded
         cause = _slower(Growth(row["steps"], first, last, row["per_step"]), None) + (
             f"; at step {faded['step']:,}, {faded['share']:.0%} of what {faded['optimizer']} keeps ({faded['state']}) "

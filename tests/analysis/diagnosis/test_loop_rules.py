@@ -1432,14 +1432,15 @@ def test_steps_that_grow_for_an_unknown_reason_may_fade_to_denormals_on_a_cpu(
 
 
 @pytest.mark.parametrize(
-    ("share", "known", "is_named"),
-    [(0.01, {}, True), (0.0099, {}, False), (0.2, {"phase": "optimizer"}, True), (0.2, {"phase": "other"}, False),
-     (0.2, {"phase": "input"}, False)],
+    ("share", "extra_s", "known", "is_named"),
+    [(0.01, 0.07, {}, True), (0.0099, 0.07, {}, False), (0.2, 0.07, {"phase": "optimizer"}, True),
+     (0.2, 0.07, {"phase": "other"}, False), (0.2, 0.07, {"phase": "input"}, False),
+     (0.2, 0.04, {}, False), (0.2, None, {"phase": "optimizer"}, False)],
 )  # fmt: skip
 def test_steps_that_grow_with_denormal_numbers_in_the_optimizer_are_told_so(
-    share: float, known: dict[str, Any], is_named: bool
+    share: float, extra_s: float | None, known: dict[str, Any], is_named: bool
 ) -> None:
-    faded = {"optimizer": "Adam", "state": "exp_avg", "share": share, "step": 1750}
+    faded = {"optimizer": "Adam", "state": "exp_avg", "share": share, "step": 1750, "extra_s": extra_s}
     rows = {"growth": [growing("step time", 0.1, 0.2, **known)], "denormals": [faded]}
     (found,) = causes(loop(rows))
     assert ("has faded to denormal numbers" in found.cause) is is_named
