@@ -1,11 +1,13 @@
 """Padding of batches: the same filler at the ends of rows of the models' inputs, or fewer tokens than positions.
 
 Values are read in steps that are not timed, because reading them waits for an accelerator. Where a recurrent layer gets
-packed sequences, it skips the padding, and nothing is kept.
+packed sequences, it skips the padding, and nothing is kept, unless other layers with padded inputs take most of the
+modules' time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -23,6 +25,7 @@ MOST_ELEMENTS = 1 << 22
 MOST_LOOKS = 8
 FEWEST_ROWS = 2
 LEAST_LENGTH = 4  # least length of a row
+MOSTLY = 0.5  # share of the modules' time
 WHOLE = 0.999  # share of filler above which a batch is artificial data
 
 
@@ -34,7 +37,10 @@ class Padding(CallObserver):
         self._shares: list[float] = []
         self._shape: tuple[int, ...] = ()
         self._filler: int | None = None
-        self._is_packed = False
+        self._is_packed, self._padded_s, self._modules_s = False, 0.0, 0.0
+
+    def restart(self) -> None:
+        self._is_packed, self._padded_s, self._modules_s = False, 0.0, 0.0
 
     def begins(self, period: Period) -> None:
         self.is_looking = period in UNTIMED
@@ -52,14 +58,25 @@ class Padding(CallObserver):
 
     @as_guest
     def call_seen(self, call: SeenCall) -> None:
-        """Note that a recurrent layer gets packed sequences."""
-        if isinstance(call.module, nn.RNNBase):
-            positional, named = call.inputs
-            given = positional[0] if positional else named.get("input")
-            self._is_packed |= isinstance(given, PackedSequence)
+        """Note that a recurrent layer gets packed sequences, and the time of layers that get all positions."""
+        positional, named = call.inputs
+        given = positional[0] if positional else named.get("input")
+        if isinstance(call.module, nn.RNNBase) and isinstance(given, PackedSequence):
+            self._is_packed = True
+        elif isinstance(given, Tensor) and not any(True for _ in call.module.children()) and self._has_all(given):
+            self._padded_s += call.time_s
+
+    def _has_all(self, inputs: Tensor) -> bool:
+        """Return whether a layer's inputs have all positions of the batch, as two dimensions or one."""
+        rows = self._shape[:2]
+        return len(rows) == 2 and (tuple(inputs.shape[:2]) == rows or inputs.shape[:1] == (math.prod(rows),))
+
+    @as_guest
+    def step_seen(self, modules_s: float) -> None:
+        self._modules_s += modules_s
 
     def results(self, inputs: Sequence[StepInputs], is_timed: bool) -> Found | None:
-        if self._is_packed:
+        if self._is_packed and self._padded_s <= MOSTLY * self._modules_s:
             return None
         shapes = [rows_of_tokens(batch) for batch in batches_of(inputs)]
         rows = self.rows(shapes, [each.tokens for each in inputs]) if is_timed else []

@@ -106,10 +106,14 @@ def test_line_that_adds_to_a_container_is_no_comment_and_no_text(tmp_path: Path)
     assert kept._place("kept", str(script.with_name("broken.py"))) == "broken.py:1"
 
 
-@pytest.mark.parametrize("is_packed", [True, False])
-def test_padding_that_a_packed_layer_skips_is_none(is_packed: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("is_packed", "width", "is_named"), [(True, 0, False), (False, 0, True), (True, 8, False), (True, 2048, True)]
+)
+def test_padding_that_a_packed_layer_skips_is_none(is_packed: bool, width: int, is_named: bool, tmp_path: Path) -> None:
+    """Unless a layer `width` wide, which takes most of the time, gets all positions."""
     words, layer, head = nn.Embedding(20, 8), nn.GRU(8, 8, batch_first=True), nn.Linear(8, 4)
-    model = nn.ModuleList([words, layer, head])
+    wide = nn.Sequential(nn.Linear(8, width or 1), nn.Linear(width or 1, width or 1), nn.Linear(width or 1, 4))
+    model = nn.ModuleList([words, layer, head, *([wide] if width else [])])
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     lengths = torch.tensor([16, 8, 6, 4])
     recorder = ScriptRecorder("script", out=tmp_path, warmup=5, steps=3, profile="none")
@@ -118,10 +122,11 @@ def test_padding_that_a_packed_layer_skips_is_none(is_packed: bool, tmp_path: Pa
         vectors = words(tokens)
         given = nn.utils.rnn.pack_padded_sequence(vectors, lengths, batch_first=True) if is_packed else vectors
         optimizer.zero_grad()
-        head(layer(given)[1][-1]).sum().backward()
+        loss = head(layer(given)[1][-1]).sum()
+        (loss + wide(vectors).sum() if width else loss).backward()
         optimizer.step()
     recorder.close()
-    assert ("padding" in recorder.records[0].results) != is_packed
+    assert ("padding" in recorder.records[0].results) is is_named
 
 
 def test_small_tensors_that_keep_a_large_storage_are_named() -> None:
