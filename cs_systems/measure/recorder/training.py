@@ -279,7 +279,7 @@ class Training(FewSteps):
     def _replaced(self, unheld: Known) -> Iterator[found.ReplacedParametersRow]:
         """Yield a row for an optimizer that trains a model, but holds parameters in no module in place of some of its.
 
-        They are as many, and have as many dimensions each.
+        They are as many, and have another number of outputs, which is why a layer is replaced; inputs are the same.
         """
         changed = self._weights.changed if self._weights is not None else {}
         if not unheld or not changed:
@@ -293,9 +293,16 @@ class Training(FewSteps):
                 held = parameters_of(optimizer)
                 old = [p for p in held if changed.get(id(p)) is False and p.grad is None and id(p) not in inside]
                 trains = any(changed.get(id(p)) for p in held if id(p) in of_model)
-                if trains and new and sorted(p.dim() for p in old) == sorted(p.dim() for _, p in new):
+                if trains and new and _have_other_outputs(old, [p for _, p in new]):
                     yield {"optimizer": type(optimizer).__name__, "parameters": len(new), "first": new[0][0],
                            "replaced": len(old)}  # fmt: skip
+
+
+def _have_other_outputs(old: Sequence[Tensor], new: Sequence[Tensor]) -> bool:
+    """Return whether tensors agree with others in all dimensions but the first, in which none does."""
+    if sorted(tuple(p.shape[1:]) for p in old) != sorted(tuple(p.shape[1:]) for p in new):
+        return False
+    return all(p.dim() for p in old) and not {len(p) for p in old} & {len(p) for p in new}
 
 
 def is_large(parameter: Tensor) -> bool:

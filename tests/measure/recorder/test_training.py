@@ -84,11 +84,12 @@ def test_healthy_training_has_no_cause_of_a_fault(name: str, tmp_path: Path) -> 
     assert codes(recorder) == set()
 
 
-def test_unused_matrix_of_the_optimizer_is_no_replaced_layer(tmp_path: Path) -> None:
-    """It belongs to no module either, such as a prompt for a later phase, and the body is not frozen."""
+@pytest.mark.parametrize("shapes", [[(8, 16)], [(16, 8), (16,)]])
+def test_unused_tensors_of_the_optimizer_are_no_replaced_layer(shapes: list[tuple[int, ...]], tmp_path: Path) -> None:
+    """They belong to no module either, such as a prompt for a later phase, and the body is not frozen."""
     model = torch.nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
-    prompt = torch.zeros(8, 16, requires_grad=True)
-    optimizer = torch.optim.SGD([*model[2].parameters(), prompt], 0.1)
+    later = [torch.zeros(shape, requires_grad=True) for shape in shapes]
+    optimizer = torch.optim.SGD([*model[2].parameters(), *later], 0.1)
 
     def step() -> None:
         optimizer.zero_grad()
