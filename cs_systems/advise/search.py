@@ -451,8 +451,8 @@ class Search:
         """Return the judgement of a cell compared with the start, in as many pairs as the time allows.
 
         None if one fails. The pairs of its trial do not count: it was kept because of them. The time or the width of
-        the interval ends it, and not where the interval lies: in profiles/advised_scripts/simulated.md it holds the true
-        ratio in 98% of the searches.
+        the interval ends it, and not where the interval lies: in profiles/advised_scripts/simulated.md it holds the
+        true ratio in 98% of the searches.
         """
         whole, began_s = None, self.bench.spent_s()
         for pair, found in enumerate(self._pairs(self._comparison(self.start, cell), proves=True), 1):
