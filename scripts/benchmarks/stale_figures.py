@@ -144,6 +144,12 @@ SOURCES: dict[str, tuple[str, ...]] = {
         "cs_systems/cli/_script_forks.py",
         "scripts/benchmarks/forked_trials.py",
     ),
+    "profiles/advised_scripts/simulated.md": (
+        "cs_systems/advise/search.py",
+        "cs_systems/advise/judge.py",
+        "cs_systems/advise/budget.py",
+        "scripts/benchmarks/simulated_searches.py",
+    ),
     "profiles/advised_scripts/table.md": ("cs_systems/advise/*.py", "cs_systems/advise/levers/*.py"),
     "profiles/advise/table.md": ("cs_systems/advise/*.py", "cs_systems/advise/levers/*.py"),
     "profiles/training_step/figure.svg": ("scripts/benchmarks/training_step_page.py",),
