@@ -37,10 +37,11 @@ class Padding(CallObserver):
         self._shares: list[float] = []
         self._shape: tuple[int, ...] = ()
         self._filler: int | None = None
-        self._is_packed, self._padded_s, self._modules_s = False, 0.0, 0.0
+        self.restart()
 
     def restart(self) -> None:
-        self._is_packed, self._padded_s, self._modules_s = False, 0.0, 0.0
+        self._is_packed, self._padded_s = False, 0.0
+        self._of_padded: list[float] = []  # share of each step's modules that get all positions
 
     def begins(self, period: Period) -> None:
         self.is_looking = period in UNTIMED
@@ -73,10 +74,11 @@ class Padding(CallObserver):
 
     @as_guest
     def step_seen(self, modules_s: float) -> None:
-        self._modules_s += modules_s
+        self._of_padded.append(self._padded_s / modules_s if modules_s else 0.0)
+        self._padded_s = 0.0
 
     def results(self, inputs: Sequence[StepInputs], is_timed: bool) -> Found | None:
-        if self._is_packed and self._padded_s <= MOSTLY * self._modules_s:
+        if self._is_packed and min(self._of_padded, default=0.0) <= MOSTLY:  # a pause makes one step's share larger
             return None
         shapes = [rows_of_tokens(batch) for batch in batches_of(inputs)]
         rows = self.rows(shapes, [each.tokens for each in inputs]) if is_timed else []
