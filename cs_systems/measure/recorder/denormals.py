@@ -7,19 +7,18 @@ of which each is later than the one before by a fifth, so that the last of them 
 
 from __future__ import annotations
 
-import copy
-import inspect
 import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from cs_systems.analysis.comparison.loop_findings import DENORMALS, DenormalsRow
 from cs_systems.core.tables import Tables
+from cs_systems.measure.recorder.copied_updates import CopiedUpdate, copied
 from cs_systems.measure.recorder.gradients import evenly
 from cs_systems.measure.recorder.observers import Hidden, Observer, Timing
 
@@ -108,31 +107,17 @@ def _extra_s(optimizer: Optimizer) -> float | None:
 
 def _update_s(like: Optimizer, chosen: Sequence[Tensor], *, is_flushed: bool) -> float:
     """Return the time of one update of copies of some parameters."""
-    groups, states, known = list[dict[str, Any]](), dict[Tensor, dict[str, Any]](), {id(each) for each in chosen}
-    for group in like.param_groups:
-        copies = []
-        for parameter in (each for each in group["params"] if id(each) in known):
-            own = nn.Parameter(parameter.detach().clone())
-            own.grad = parameter.grad.detach().clone()
-            states[own] = {name: _copy(value, is_flushed) for name, value in like.state[parameter].items()}
-            copies.append(own)
-        if copies:
-            groups.append({**group, "params": copies})
-    kind: Any = type(like)  # each subclass has defaults of its own
-    optimizer = kind(groups)
-    optimizer.state.update(states)
-    step = inspect.unwrap(type(like).step)  # without the hooks of the program
+    copies = CopiedUpdate(like, chosen, lambda parameter: copied(parameter.grad), _flushed if is_flushed else copied)
     begin_s = time.perf_counter()
-    step(optimizer)
+    copies.update()
     return time.perf_counter() - begin_s
 
 
-def _copy(value: Any, is_flushed: bool) -> Any:
-    if not isinstance(value, Tensor):
-        return copy.copy(value)
-    if is_flushed and value.is_floating_point() and value.numel() > 1:
+def _flushed(value: Any) -> Any:
+    """Return a copy of a value that an optimizer keeps, with zeros in place of denormal numbers."""
+    if isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 1:
         return torch.where(_is_denormal(value), 0.0, value)
-    return value.clone()
+    return copied(value)
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

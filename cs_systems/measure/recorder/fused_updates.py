@@ -10,20 +10,19 @@ more often than the loop's parameters, so the trial may take less time than the 
 
 from __future__ import annotations
 
-import copy
-import inspect
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from cs_systems.analysis.comparison.loop_findings import FUSED_UPDATES, FusedUpdateRow
+from cs_systems.measure.recorder.copied_updates import CopiedUpdate
 from cs_systems.measure.recorder.observers import FewSteps, Period
 from cs_systems.measure.recorder.phases import OPTIMIZER, Timeline
 from cs_systems.measure.recorder.subject import Subject
@@ -37,6 +36,7 @@ MOST_S = 1.0  # of all optimizers, with the copying; rounds stop at it, and too 
 LIKE = 1.5  # times as large or small, at most, are the copies on average compared with all parameters
 SMALL_BYTES = 1 << 16  # parameters of fewer bytes take a time each, larger ones a time per byte
 GRADIENT = 1e-3  # of the copies; the time of an update does not depend on it
+FUSED = {"fused": True, "foreach": None}
 
 
 class _Place(NamedTuple):
@@ -130,8 +130,8 @@ class FusedUpdates(FewSteps):
         tried = _sample(places)
         if not tried:
             return None
-        by_group = [[each.at for each in tried if each.group == group] for group in range(len(chosen))]
-        now, fused = (Trial(optimizer, by_group, fused=form) for form in (False, True))
+        parameters = [optimizer.param_groups[each.group]["params"][each.at] for each in tried]
+        now, fused = (CopiedUpdate(optimizer, parameters, _gradient, form=form) for form in ({}, FUSED))
         now_s, fused_s = _in_turns(now.update, fused.update, self._clock, end_s)
         if len(now_s) < FEWEST_ROUNDS:
             return None
@@ -213,40 +213,13 @@ def _is_plain(parameter: Tensor) -> bool:
     )
 
 
+def _gradient(parameter: Tensor) -> Tensor:
+    return torch.full_like(parameter, GRADIENT)
+
+
 def _is_dense(tensor: Tensor) -> bool:
     """Return whether the elements of a tensor fill its memory without gaps, in any order."""
     return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
-
-
-class Trial:
-    """Optimizer of copies of some parameters, with copies of their states.
-
-    chosen: the places of the parameters, by group.
-    """
-
-    def __init__(self, like: Optimizer, chosen: Sequence[Sequence[int]], *, fused: bool) -> None:
-        groups, states = list[dict[str, Any]](), dict[Tensor, dict[str, Any]]()
-        for group, places in zip(like.param_groups, chosen, strict=True):
-            copies = []
-            for parameter in (group["params"][at] for at in places):
-                own = nn.Parameter(parameter.detach().clone())
-                own.grad = torch.full_like(own, GRADIENT)
-                states[own] = {
-                    name: value.clone() if isinstance(value, Tensor) else copy.copy(value)
-                    for name, value in like.state.get(parameter, {}).items()
-                }
-                copies.append(own)
-            if copies:
-                same = {name: value for name, value in group.items() if name not in ("params", "fused", "foreach")}
-                form = {"fused": True} if fused else {"foreach": group.get("foreach")}
-                groups.append({"params": copies, **same, **form})
-        options: dict[str, Any] = {"fused": True} if fused else {}
-        self.optimizer = type(like)(groups, **options)
-        self.optimizer.state.update({own: state for own, state in states.items() if state})
-        self._step = inspect.unwrap(type(like).step)  # without the hooks of the program
-
-    def update(self) -> None:
-        self._step(self.optimizer)
 
 
 def _in_turns(

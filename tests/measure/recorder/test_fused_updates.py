@@ -17,6 +17,7 @@ from cs_systems.analysis.comparison.loop_findings import FUSED_UPDATES, FusedUpd
 from cs_systems.analysis.diagnosis import diagnose
 from cs_systems.machine.device import resolve
 from cs_systems.measure.recorder import fused_updates
+from cs_systems.measure.recorder.copied_updates import CopiedUpdate
 from cs_systems.measure.recorder.fused_updates import FusedUpdates
 from cs_systems.measure.recorder.observers import Period
 from cs_systems.measure.recorder.subject import Subject
@@ -115,9 +116,10 @@ def test_copies_are_updated_as_the_parameters_would_be(name: str) -> None:
     optimizer.step()
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, fused_updates.GRADIENT)
-    chosen = [[*range(len(group["params"]))] for group in optimizer.param_groups]
+    chosen = [*model.parameters()]
     with torch.no_grad():
-        made = [fused_updates.Trial(optimizer, chosen, fused=fused) for fused in (False, True)]
+        forms = ({}, fused_updates.FUSED)
+        made = [CopiedUpdate(optimizer, chosen, fused_updates._gradient, form=form) for form in forms]
         optimizer.step()
         for each in made:
             each.update()
@@ -188,9 +190,9 @@ class Made:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sizes, self.bytes = list[int](), 0
-        own, made = fused_updates.Trial.__init__, self
+        own, made = CopiedUpdate.__init__, self
 
-        def init(trial: fused_updates.Trial, *args: Any, **kwargs: Any) -> None:
+        def init(trial: CopiedUpdate, *args: Any, **kwargs: Any) -> None:
             own(trial, *args, **kwargs)
             for group in trial.optimizer.param_groups:
                 for copied in group["params"]:
@@ -198,7 +200,7 @@ class Made:
                     tensors = [copied, copied.grad, *trial.optimizer.state[copied].values()]
                     made.bytes += sum(each.nbytes for each in tensors)
 
-        monkeypatch.setattr(fused_updates.Trial, "__init__", init)
+        monkeypatch.setattr(CopiedUpdate, "__init__", init)
 
 
 @pytest.mark.parametrize("is_in_groups", [False, True])
@@ -247,11 +249,11 @@ class Clock:
     def __init__(self, update_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s, self.updates = 0.0, 0
 
-        def update(_: fused_updates.Trial) -> None:
+        def update(_: CopiedUpdate) -> None:
             self.now_s += update_s
             self.updates += 1
 
-        monkeypatch.setattr(fused_updates.Trial, "update", update)
+        monkeypatch.setattr(CopiedUpdate, "update", update)
 
     def __call__(self) -> float:
         return self.now_s
