@@ -18,6 +18,7 @@ OTHER, BETWEEN = "other", "between"  # phases for the time outside of every phas
 OTHER_PHASES = (OTHER, BETWEEN)
 COPY, HOST_SYNC = "copy", "host_sync"
 WAITING = frozenset({Phase.INPUT.value, COPY, HOST_SYNC, *OTHER_PHASES})  # phases that launch little work, or none
+HOST_MEMORY = "host memory"  # quantity that grows
 IN_NO_PHASE = "time in no phase"  # of a step, as a quantity that grows
 RESULTS = "results of calls"  # kept by functools.lru_cache or functools.cache
 WITHOUT_GRADIENTS = "forward without gradients"  # forward passes of evaluation and rollouts, in samples of the stack

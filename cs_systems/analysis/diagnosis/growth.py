@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cs_systems.analysis.attribution.host_work import host_work
 from cs_systems.analysis.attribution.step_growth import growing, grows_alike
+from cs_systems.analysis.attribution.tables import host_gaps
 from cs_systems.analysis.attribution.usual_steps import START_UP, Usual
 from cs_systems.analysis.comparison.loop_findings import (
     CALLS,
     COLLECTOR,
     DENORMALS,
     GROWTH,
+    HOST_MEMORY,
     IN_NO_PHASE,
     OTHER,
     OWN_PYTHON,
@@ -34,6 +37,7 @@ CACHE = "leave lru_cache out where the same arguments do not come again, or give
 HOLDER = "keep fewer of them, or write them to a file"
 MEMORY = "find what is kept from step to step, such as losses with their graph, outputs or a cache without a limit"
 OF_INFERENCE = "find what is kept from step to step, such as outputs or a cache without a limit"
+PREPARED = "it is probably what cuDNN keeps of each size that it prepared: "
 READS_MORE = (
     "find what grows in the model's inputs: keep keys and values in a cache in place of all tokens so far, and write "
     "them into a buffer of the final size in place of torch.cat, which copies all earlier ones in each step"
@@ -54,13 +58,13 @@ def find(evidence: Evidence) -> Diagnosis | None:
     rows = GROWTH.of(evidence.tables)
     memory = [row for row in rows if row["quantity"] not in ("step time", IN_NO_PHASE)]
     if memory:
-        return _of_memory(max(memory, key=lambda row: row["last"] - row["first"]))
+        return _of_memory(max(memory, key=lambda row: row["last"] - row["first"]), evidence)
     if rows:
         return _of_time(rows[0], evidence)
     return _of_trace(evidence.usual) if evidence.usual else None
 
 
-def _of_memory(row: GrowthRow) -> Diagnosis:
+def _of_memory(row: GrowthRow, evidence: Evidence) -> Diagnosis:
     grown, name = row["last"] - row["first"], row.get("kept")
     cause = (
         f"{row['quantity']} grows by {human(row['per_step'], 'bytes')} a step: {human(grown, 'bytes')} in "
@@ -68,12 +72,20 @@ def _of_memory(row: GrowthRow) -> Diagnosis:
     )
     if not name:
         remedy = OF_INFERENCE if row.get("is_inference") else MEMORY
+        if row["quantity"] == HOST_MEMORY and (preparation := _kept_preparation(evidence)):
+            remedy = f"{PREPARED}{preparation}"
         return Diagnosis(cause, remedy, row["last"], unit="bytes", takes=grown, evidence=(row,))
     what = row.get("kept_tensors") or "objects"
     remedy = GRAPH if "graph" in what else COPIES if "storage" in what else CACHE if what == RESULTS else HOLDER
     where = f" at {row['place']}" if row.get("place") else ""
     cause += f"; {name} keeps {what}{where}" if what.startswith("a ") else f"; {what} are kept in {name}{where}"
     return Diagnosis(cause, remedy, row["last"], unit="bytes", takes=grown, evidence=(row,))
+
+
+def _kept_preparation(evidence: Evidence) -> str | None:
+    """Return the remedy for an operator that the host prepares again for each size, if the GPU waits for one."""
+    works = (host_work(row["host"]) for row in host_gaps.of(evidence.tables))
+    return next((work.remedy for work in works if work and work.is_replaced), None)
 
 
 def _of_time(row: GrowthRow, evidence: Evidence) -> Diagnosis | None:

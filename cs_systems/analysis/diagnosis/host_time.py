@@ -52,8 +52,17 @@ def find(evidence: Evidence) -> Diagnosis | None:
     of_named = ON_CPU if function else REMEDY if named else None
     remedy = work.remedy if work else of_named or (UNNAMED if evidence.uses_torch else UNNAMED_PLAIN)
     is_one = bool(named) and named[0]["time_s"] >= MOSTLY * whole_s  # else the replay of one range tells nothing of all
-    change = HostScaled(0.0, named[0]["host"]) if is_one else None
-    return Diagnosis(cause, remedy, step_s, step_s - silent_s, evidence=evidence_rows, where=where, change=change)
+    is_replaced = work is not None and work.is_replaced
+    return Diagnosis(
+        cause,
+        remedy,
+        step_s,
+        None if is_replaced else step_s - silent_s,
+        evidence=evidence_rows,
+        where=where,
+        change=HostScaled(0.0, named[0]["host"]) if is_one and not is_replaced else None,
+        takes=silent_s,
+    )
 
 
 def _function_in(row: HostGapRow, silent_s: float, evidence: Evidence) -> str | None:

@@ -437,11 +437,13 @@ class Watch(Observer):
         return step in self.all_sampled or step in self._expected
 
     def _memory_growth(self) -> Iterator[found.GrowthRow]:
-        for quantity, readings in zip(("host memory", "device memory"), self._memory.after(FEWEST_STEPS), strict=True):
+        for quantity, readings in zip(
+            (found.HOST_MEMORY, "device memory"), self._memory.after(FEWEST_STEPS), strict=True
+        ):
             growth = memory_growth(readings)
             if growth is None:
                 continue
-            is_kept = self._kept is not None or quantity != "host memory"
+            is_kept = self._kept is not None or quantity != found.HOST_MEMORY
             if is_kept or self._memory.grows_in_use(FEWEST_STEPS, growth.last - growth.first):
                 yield _growth_row(quantity, growth, self._kept, None)
 

@@ -381,6 +381,16 @@ NUMBERS: dict[str, tuple[Evidence, float, float | None, str]] = {
         step({"growth": [growing("step time", 0.25, 1.0)]}), 0.75, None,
         "a step takes 15.0 ms longer with each step: 250 ms at first, 1.00 s after 50 steps: ",
     ),
+    "growth: of the host while cuDNN prepares attention": (
+        step({"growth": [growing("host memory", 1e9, 3e9)],
+              "host_gaps": [host("f, aten::_cudnn_attention_forward", 0.25)]}), 2 / 3, None,
+        "1.86 GiB in 50 steps: it is probably what cuDNN keeps of each size that it prepared: use another kernel of",
+    ),
+    "growth: of the device while cuDNN prepares attention": (
+        step({"growth": [growing("device memory", 1e9, 3e9)],
+              "host_gaps": [host("f, aten::_cudnn_attention_forward", 0.25)]}), 2 / 3, None,
+        "1.86 GiB in 50 steps: find what is kept",
+    ),
     "growth: in no phase, in the own function with most of it": (
         step({"growth": [growing("time in no phase", 0.125, 0.25)],
               "own_python": [own("a", 1, 0.2), own("b", 2, 0.5, phase="forward"), own("c", 3, 0.1),
@@ -410,7 +420,7 @@ NUMBERS: dict[str, tuple[Evidence, float, float | None, str]] = {
     ),
     "host_time: cuDNN prepares attention": (
         idle({"host_gaps": [host("f, aten::_cudnn_attention_forward", 0.25), host("f", 0.125)]}, host=0.375),
-        0.375, 0.625, "while the host lets cuDNN prepare attention for sizes that are new to it",
+        0.375, None, "while the host lets cuDNN prepare attention for sizes that are new to it",
     ),
     "late_kernels: short waits": (
         gaps(device_latency=(0.5, {"longest_s": 0.001, "gaps_per_step": 200_000})), 0.5, 0.5,
