@@ -67,13 +67,18 @@ class OtherPrograms:
             return 0.0
         return _share(known[-third - 1], known[-1]) - _share(known[0], known[third])
 
+    def share_before(self, step: int) -> float:
+        """Return their share of the cores in the steps before this one; 0 if unknown."""
+        before = [reading for reading in self.readings if reading.step < step]
+        return _share(before[0], before[-1]) if before else 0.0
+
     def fall_after(self, step: int) -> float:
         """Return the fall of their share of the cores, from the steps before this one to the others."""
         before = [reading for reading in self.readings if reading.step < step]
         after = [reading for reading in self.readings if reading.step >= step]
         if len(before) < 2 or not after:
             return 0.0
-        return _share(before[0], before[-1]) - _share(before[-1], after[-1])
+        return self.share_before(step) - _share(before[-1], after[-1])
 
 
 def _share(first: Reading, last: Reading) -> float:

@@ -1,10 +1,11 @@
 """Samples of the main thread's stack: the lines of the program's own code that take its time.
 
-A thread asks the interpreter every millisecond or two to call a function in the main thread, which looks at its own
-stack: another thread could not read it safely while it changes. A sample is weighted by the time since the previous
-one. During one long call the interpreter takes no sample; the next one, at the same line, gets all of its time. Time in
-which the thread itself waited for a core counts only if the function is still the same. The thread either samples all
-the time, or sleeps until a step lasts much longer than usual.
+A thread asks the interpreter every millisecond or two to call a function in the main thread, which takes the sample. A
+sample is weighted by the time since the previous one. During one long call the interpreter takes none; the next one
+gets all of its time. The interpreter takes it at the next call or jump, which may be some lines later, as `x / 2` and
+`x[i]` are no calls: so the lines are those of the main thread's stack when the sample was requested, if it did not
+change while they were read. Time in which the thread itself waited for a core counts only if the function is still the
+same. The thread either samples all the time, or sleeps until a step lasts much longer than usual.
 """
 
 from __future__ import annotations
@@ -110,6 +111,8 @@ class Sampler:
         # when a sample was requested, and until then the waiting times of this thread and of the main thread, and the
         # latter's CPU time
         self._asked: tuple[float, float, float, float] | None = None
+        self._stack: _Stack | None = None  # of the main thread
+        self._asked_lines: tuple[tuple[Line, ...], Line | None] | None = None  # at which the sample was requested
         self._last_step, self._lost_before_s = -1, 0.0
         self._last = time.perf_counter(), 0.0, 0.0  # time of the last sample, and the running totals at that time
         self._look_s = 0.0  # how long it took
@@ -127,6 +130,7 @@ class Sampler:
         if not limit_s:
             self._wakes.set()
         if self._thread is None and threading.current_thread() is threading.main_thread():
+            self._stack = _Stack()
             self._thread = threading.Thread(target=self._run, name=SAMPLER, daemon=True)
             self._thread.start()
 
@@ -198,6 +202,7 @@ class Sampler:
             self._switch_often()
             if self._asked is None and time.perf_counter() - self._last[0] >= REST * self._look_s:
                 # first, because the sample may be taken before the call returns
+                self._asked_lines = self._stack.lines() if self._stack is not None else None
                 self._asked = time.perf_counter(), waiting.total_s(), self._main.total_s(), self._main_cpu_s()
                 if ctypes.pythonapi.Py_AddPendingCall(self._call, None) != 0:
                     self._asked = None
@@ -229,7 +234,7 @@ class Sampler:
             last_s = begin_s if self._samples_all else max(begin_s + limit_s, last_s)
             was_lost_s = self._lost_before_s if last_s == begin_s else lost_s
             self._last_step = number
-        chain, leaf = own_lines(sys._getframe(1))
+        chain, leaf = self._asked_lines or own_lines(sys._getframe(1))
         collected_s = max(0.0, lost_s - was_lost_s)
         before = self.samples[-1] if self.samples else None
         stays = before and before.step == number and before.leaf and leaf and leaf[0] is before.leaf[0]
@@ -248,6 +253,31 @@ class Sampler:
 
 _Call = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _calls: list[Any] = []  # kept until the process ends, because Python may still have to run one of them
+
+
+class _Stack:
+    """Stack of the thread that made this object, for another thread to read.
+
+    Reads the frame of the thread's state, because `sys._current_frames` may wait forever for a thread that starts.
+    """
+
+    def __init__(self) -> None:
+        self._state = _state()
+
+    def lines(self) -> tuple[tuple[Line, ...], Line | None] | None:
+        """Return the own lines of the stack; None if it has changed while it was read."""
+        try:
+            frame = _frame_of(self._state)
+            at, lines = frame.f_lasti, own_lines(frame)
+            is_same = _frame_of(self._state) is frame and frame.f_lasti == at
+        except ValueError:  # the thread runs no Python any more
+            return None
+        return lines if is_same else None
+
+
+# prototypes of their own, because a program may set those of ctypes.pythonapi
+_state = ctypes.PYFUNCTYPE(ctypes.c_void_p)(("PyThreadState_Get", ctypes.pythonapi))
+_frame_of = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p)(("PyThreadState_GetFrame", ctypes.pythonapi))
 
 
 def _end_sleeps_on_time() -> None:

@@ -64,6 +64,7 @@ SAMPLED_S, MOST_SAMPLED_S = 0.5, 2.0  # total time to sample after the timing; t
 LEAST_SAMPLED, MOST_SAMPLED = 3, 200  # limits of the number of these steps
 ENOUGH_LOOKS = 100  # enough samples of the stack; a busy machine gives fewer
 BUSIER = 0.1  # rise of the share of the cores that other programs use
+BUSY = 0.25  # such a share; threads of operators then wait for each other, and by turns more or less
 BY_OTHERS = 2.5  # times that they may make a step longer, through caches and cores that are shared
 MOST_BY_OTHERS = 3.5  # the same where they become busier and busier; 2.7 was seen
 STEPS_WITH_SUMS = 3  # most sampled steps in which running totals are looked for
@@ -507,8 +508,9 @@ class Watch(Observer):
         if start is None:
             return set(), []
         first = {*known[: start.steps]}
-        was_busier = self._others.fall_after(max(first) + 1) >= BUSIER
-        if was_busier and start.each_s < BY_OTHERS * start.later_s:
+        end = max(first) + 1
+        is_by_others = self._others.fall_after(end) >= BUSIER or self._others.share_before(end) >= BUSY
+        if is_by_others and start.each_s < BY_OTHERS * start.later_s:
             return set(), []
         known_s = sum(worked_s[n] for n in known)
         falls = {name: -rise for name, rise in _rises(phases).items()}

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +37,7 @@ from cs_systems.measure.recorder.stacks import (
     line_of,
     method_of,
     names_read,
+    source_of,
     uses_no_tensor,
 )
 from cs_systems.measure.recorder.unedited import ScriptRecorder
@@ -362,6 +364,28 @@ def test_stack_is_sampled_until_the_sampler_is_closed() -> None:
     assert len(sampler.samples) >= 60
 
 
+def test_time_of_an_operator_that_is_no_call_belongs_to_its_own_line() -> None:
+    """Python takes a requested sample at the next call of a function, here some lines after the division."""
+    numbers, rest = torch.ones(4_000_000), list[int]()
+    sampler = Sampler(lambda: None, lambda: 0.0)
+    sampler.sample_all(True)
+    sampler.step_begins(0, 0.0)
+    begin_s = time.perf_counter()
+    try:
+        while time.perf_counter() < begin_s + 0.5:
+            numbers / 255
+            rest[:] = (1,)
+            rest += rest
+            torch.no_grad()
+    finally:
+        sampler.close()
+    times: Counter[str] = Counter()
+    for sample in sampler.samples:
+        if sample.leaf is not None:
+            times[source_of(sample.leaf)] += sample.time_s  # type: ignore[assignment]
+    assert times["numbers / 255"] > 0.5 * sum(times.values())
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux limits a process to one core")
 def test_rest_of_a_call_is_not_shortened_by_waits_for_a_core() -> None:
     """A request for a sample often comes while the main thread waits for the core, and the scheduler counts later."""
@@ -554,6 +578,8 @@ def test_own_work_does_not_count_as_that_of_other_programs(others_s: float, expe
     assert others.rise(0) == pytest.approx(expected)
     assert others.fall_after(7) == pytest.approx(-expected)
     assert others.fall_after(2) == 0.0, "one reading shows no share"
+    assert others.share_before(2) == 0.0, "one reading shows no share"
+    assert others.share_before(10) == pytest.approx(expected * 3 / 8)
 
 
 @pytest.mark.parametrize(
