@@ -61,7 +61,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
         evidence=evidence_rows,
         where=where,
         change=HostScaled(0.0, named[0]["host"]) if is_one and not is_replaced else None,
-        takes=silent_s,
+        takes=min(step_s, silent_s) if is_replaced else None,
     )
 
 

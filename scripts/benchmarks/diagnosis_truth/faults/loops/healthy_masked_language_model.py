@@ -8,7 +8,7 @@ CASE = {
     "generation": 9,
     "truth": "Only the 15 in 100 hidden positions reach the head and the loss, so the number of targets differs from step to step and most outputs have no gradient of their own: that is how masked language models are trained. Matrix products and attention take the time.",
     "cause": None,
-    "also": [],
+    "also": ["unfused-optimizer"],
     "never": [
         "padding", "logits", "unused-gradients", "no-update", "recompilation", "host-python", "data-loading",
         "growth", "logging", "evaluation", "dense-gradient", "index-backward",

@@ -11,7 +11,7 @@ CASE = {
     "generation": 9,
     "truth": "The learning rate jumps up at each restart and the loss with it, and at the end of each of five cycles the weights are copied, as a snapshot ensemble wants; five small copies in 200 steps. Matrix products take the time.",
     "cause": None,
-    "also": [],
+    "also": ["unfused-optimizer"],
     "never": [
         "divergence", "growth", "periodic-pause", "checkpoint-writing", "model-copies", "evaluation", "lost-state",
         "no-update", "host-python", "small-operators", "data-loading", "logging",
