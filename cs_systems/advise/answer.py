@@ -11,10 +11,15 @@ from cs_systems.advise.judge import GOALS, Judgement, peak_bytes, step_j, step_s
 from cs_systems.advise.lever import Cell, batch_of
 from cs_systems.config import FIELDS, LEAVES, RunConfig
 from cs_systems.core.fields import Subject
+from cs_systems.core.units import counted
 from cs_systems.record import RunRecord
 from cs_systems.report.advice import STEPS, TrialRow
 
 ENDED = "the search ended before it"  # reason why an option was not tried
+FURTHER = "the search ended before further pairs"  # end of the reason of an option that its pairs did not decide
+NOT_AGAIN = "not tried again on what was kept later"  # the same, of one that another best cell would compare anew
+CHANGED = "the numbers change too much"
+GO_ON = "to go on, repeat the command with --out and this folder"
 CLOSE = 0.25  # largest relative error of an expectation that counts as close
 
 
@@ -29,6 +34,7 @@ class Answer:
         goal: a name of judge.GOALS.
         whole: the best cell compared with the start, measured again at the end; None if nothing was kept, or before the
             end.
+        is_interrupted: whether Ctrl-C ended the search.
     """
 
     start: Cell
@@ -37,6 +43,7 @@ class Answer:
     trials: tuple[TrialRow, ...]
     goal: str
     whole: Judgement | None = None
+    is_interrupted: bool = False
 
     @property
     def kept(self) -> list[TrialRow]:
@@ -46,6 +53,24 @@ class Answer:
     def others(self) -> list[TrialRow]:
         """Rows of the options that were not kept."""
         return [row for row in self.trials if row["status"] not in STEPS and row["change"]]
+
+    @property
+    def tried(self) -> int:
+        """Number of options with at least one process."""
+        return sum(row["processes"] > 0 for row in self.trials)
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Flag of a search that ended too early: before an option, before further pairs of one, or by Ctrl-C."""
+        return self.is_interrupted or bool(self._waiting or self._undecided)
+
+    @property
+    def _waiting(self) -> int:
+        return sum(row["reason"] == ENDED for row in self.trials)
+
+    @property
+    def _undecided(self) -> int:
+        return sum(row["reason"].endswith((FURTHER, NOT_AGAIN)) for row in self.trials)
 
     @property
     def unfit(self) -> list[str]:
@@ -81,24 +106,45 @@ class Answer:
         }
 
     def sentences(self) -> list[str]:
-        """Return the result, and the errors of the expectations."""
-        return [*filter(None, [self._result(), self._error()])]
+        """Return the result, what the search left, and the errors of the expectations."""
+        return [*filter(None, [self._result(), self._left(), self._error()])]
 
     def _result(self) -> str:
-        if not self.kept:
-            tried = [row["status"] for row in self.others if row["processes"]]
-            if tried and {*tried} == {"failed"}:
-                return "nothing was kept: each option that was tried failed"
-            if tried:
-                return "nothing was kept: no option showed a gain"
-            if any(row["reason"] == ENDED for row in self.others):
-                return "nothing was tried: a trial and its proof take longer than the time left; give a longer --budget"
+        if not self.tried and self.is_interrupted:
+            return f"nothing was tried: the search was interrupted before its first trial ended; {GO_ON}"
+        if not self.tried and self._waiting:
+            return "nothing was tried: a trial and its proof take longer than the time left; give a longer --budget"
+        if not self.tried:
             return "nothing was tried, because no option that applies is expected to gain"
-        count = f"{len(self.kept)} of {sum(row['processes'] > 0 for row in self.trials)} options kept"
+        if not self.kept:
+            return f"nothing was kept{' so far' if self.is_unfinished else ''}: {self._why_none()}"
+        count = f"{len(self.kept)} of {self.tried} options kept"
         if self.whole is None:
             return f"{count}; the whole gain was not measured side by side"
         per = " per token" if batch_of(self.best) != batch_of(self.start) else ""
         return f"{in_words(self.whole, GOALS[self.goal].word)}{per} as the start, measured side by side; {count}"
+
+    def _why_none(self) -> str:
+        tried = [row for row in self.others if row["processes"]]
+        if {row["status"] for row in tried} == {"failed"}:
+            return "each option that was tried failed"
+        if any(row["reason"] == CHANGED for row in tried):
+            return "no option showed a sure gain and passed the check of the numbers"
+        return "no option showed a sure gain"
+
+    def _left(self) -> str:
+        """Return which options a search that ended too early left, and how to go on; "" if it left none."""
+        if not self.tried or not self.is_unfinished:
+            return ""
+        ended = "the search was interrupted" if self.is_interrupted else "the budget ended"
+        go_on = GO_ON if self.is_interrupted else f"{GO_ON}, or also a longer --budget"
+        further = f"further pairs of {counted(self._undecided, 'option')}" if self._undecided else ""
+        if self._waiting:
+            verb = "was" if self.tried == 1 else "were"
+            count = f"{self.tried} of {self.tried + self._waiting} options {verb} tried"
+            rest = f" and before {further}" if further else ""
+            return f"{count}; {ended} before the other{'s' * (self._waiting > 1)}{rest}; {go_on}"
+        return f"{ended}{f' before {further}' if further else ''}; {go_on}"
 
     def _error(self) -> str:
         off = errors(self.trials)

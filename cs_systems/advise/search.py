@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from cs_systems.advise.answer import ENDED, Answer, filled, in_words, row_of
+from cs_systems.advise.answer import CHANGED, ENDED, FURTHER, NOT_AGAIN, Answer, filled, in_words, row_of
 from cs_systems.advise.judge import (
     FEW_PAIRS,
     GOALS,
@@ -143,6 +143,7 @@ class Search:
     _latest: Cell | None = None
     _new: int = 0  # processes since the last record that was there already, of a search that goes on
     _whole: Judgement | None = None
+    _is_interrupted: bool = False
 
     def __post_init__(self) -> None:
         self.start = self.situation.cell
@@ -153,6 +154,13 @@ class Search:
 
     def run(self) -> None:
         """Try options until none or no time is left. Raises Unmeasurable."""
+        try:
+            self._run()
+        except KeyboardInterrupt:
+            self._is_interrupted = True
+            raise
+
+    def _run(self) -> None:
         first = self._measure(self.best)
         if first.measurement is None or not first.is_timing or self._now(first) is None:
             raise Unmeasurable(first.reason or why_missing(self.situation.goal, first))
@@ -188,15 +196,23 @@ class Search:
 
     def answer(self) -> Answer:
         """Return the results so far, with the levers that do not apply and the options that were not tried."""
-        rows = [*map(self._with_end, self.rows), *self._not_tried()]
-        return Answer(self.start, self.best, self.situation.history, tuple(rows), self.situation.goal, self._whole)
+        left = [*self._not_tried()]
+        unfit = {row["lever"]: row["reason"] for row in left if not row["change"]}
+        rows = [*(self._with_end(row, unfit) for row in self.rows), *left]
+        what = self.start, self.best, self.situation.history, tuple(rows), self.situation.goal, self._whole
+        return Answer(*what, self._is_interrupted)
 
-    def _with_end(self, row: TrialRow) -> TrialRow:
-        """Return the row of a trial, with the reason why further pairs did not decide it."""
-        if any(row is trial.row for trial in self._open):
-            return row | {"reason": f"{row['reason']}; the search ended before further pairs"}
+    def _with_end(self, row: TrialRow, unfit: Mapping[str, str]) -> TrialRow:
+        """Return the row of a trial, with the reason why further pairs did not decide it.
+
+        unfit: levers that do not apply to the best cell, with the reason.
+        """
+        for trial in self._open:
+            if row is trial.row:
+                hardly = f"{MANY_PAIRS} pairs would hardly prove it"
+                return row | {"reason": f"{row['reason']}; {FURTHER if self._may_go_on(trial) else hardly}"}
         if any(row is other for other in self._earlier.values()):
-            return row | {"reason": f"{row['reason']}; not tried again on what was kept later"}
+            return row | {"reason": f"{row['reason']}; {unfit.get(row['lever'], NOT_AGAIN)}"}
         return row
 
     def _next(self) -> Proposal | None:
@@ -240,15 +256,18 @@ class Search:
         One that more pairs hardly prove is the last, and only if nothing is kept, whose proof takes the time that is
         left.
         """
-        found = [trial for trial in self._open if trial.is_promising or not self._kept]
+        found = filter(self._may_go_on, self._open)
         return (
             min(found, key=lambda one: (not one.is_promising, one.ratio), default=None) if self._has_time(2) else None
         )
 
+    def _may_go_on(self, trial: _Trial) -> bool:
+        return trial.is_promising or not self._kept
+
     def _try(self, trial: _Trial) -> None:
         """Measure an option in a few further pairs, compared with the best cell; keep it if it gains and passes."""
         option, records = trial.option, trial.compared.records
-        earlier = trial.row or self._earlier.pop(option.key, None)
+        earlier = trial.row or self._earlier.get(option.key)
         now = self._now(self._records[self.best][-1])  # on a host, the latest process is as loaded as this trial's
         assert now is not None
         expected = f", expected {human(option.expected.value, self._unit)}" if option.expected else ""
@@ -257,6 +276,7 @@ class Search:
         if not records:
             trial.compared.of_base = self._known()
         status, reason, found, check = self._judged(trial)
+        self._earlier.pop(option.key, None)
         self._open = [other for other in self._open if other is not trial]
         self._tried |= {option.key, (option.lever, str(option.cell))}
         self._hidden -= {option.key}
@@ -358,7 +378,7 @@ class Search:
         self._latest = self._latest if check is UNCHECKED else None  # other processes came between
         if check.passed:
             return "kept", "", found, check
-        return "rejected", "the numbers change too much", found, check
+        return "rejected", CHANGED, found, check
 
     def _is_hopeless(self, found: Judgement) -> bool:
         """Return whether no further pair is worth its time: the median shows no gain, and noise hides no large one.

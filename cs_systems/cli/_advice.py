@@ -138,6 +138,18 @@ def print_report(folder: Path) -> None:
     print(labelled_command("report:", words, text_width(terminal_width())))
 
 
+def print_continuation(answer: Answer, folder: Path) -> None:
+    """Print the command that goes on with a search that its budget ended; after Ctrl-C the command line prints it."""
+    from cs_systems.cli._output import Interrupted, terminal_width
+    from cs_systems.core import origin
+    from cs_systems.report.tables.formats import text_width
+
+    command = origin.command()
+    if answer.tried and answer.is_unfinished and not answer.is_interrupted and command:
+        words = shlex.split(Interrupted(folder).command(shlex.split(command)[1:]))
+        print(labelled_command("go on:", words, text_width(terminal_width())))
+
+
 def _lines(answer: Answer) -> Iterator[str]:
     """Yield each kept lever's effect on the numbers and its form in a program, then levers that do not apply."""
     from cs_systems.advise.lever import TOGETHER, all_levers

@@ -139,7 +139,7 @@ def _deliver(search: Search, bench: ScriptBench, folder: Path, words: Sequence[s
     from cs_systems.advise.lever import ScriptPlan
     from cs_systems.advise.ranks import is_launcher
     from cs_systems.advise.sources import diff, shown_name
-    from cs_systems.cli._advice import print_answer, print_report
+    from cs_systems.cli._advice import print_answer, print_continuation, print_report
     from cs_systems.cli._document import is_wanted
     from cs_systems.cli._output import terminal_width
     from cs_systems.report.advice import FILE
@@ -168,6 +168,7 @@ def _deliver(search: Search, bench: ScriptBench, folder: Path, words: Sequence[s
         print(textwrap.fill(plain(line), width, subsequent_indent="  ", break_on_hyphens=False))
     print(visible(f"records: {folder}"))
     print_report(folder)
+    print_continuation(answer, folder)
     if patch:
         write_file(folder / "advice.diff", patch.encode())
         print(visible(f"diff:    {folder / 'advice.diff'}"))

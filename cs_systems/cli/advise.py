@@ -172,7 +172,8 @@ def _search(args: Advise, start: RunConfig, budget_s: float, limit_bytes: int | 
         try:
             search.run()
         except KeyboardInterrupt:
-            _deliver(search.answer(), folder)
+            if search.situation.history:
+                _deliver(search.answer(), folder)
             raise Interrupted(folder) from None
         except Unmeasurable as reason:
             return failed(f"the start cannot be measured: {reason}", EXIT_NOTHING)
@@ -183,7 +184,7 @@ def _search(args: Advise, start: RunConfig, budget_s: float, limit_bytes: int | 
 def _deliver(answer: Answer, folder: Path) -> None:
     """Write the answer into the folder as JSON, and print it."""
     from cs_systems.advise.answer import command_words
-    from cs_systems.cli._advice import print_answer, print_report
+    from cs_systems.cli._advice import print_answer, print_continuation, print_report
     from cs_systems.cli._output import terminal_width
     from cs_systems.record import records_path
     from cs_systems.report.advice import FILE
@@ -197,3 +198,4 @@ def _deliver(answer: Answer, folder: Path) -> None:
     print(labelled_command("best:", command_words(answer.best), width))
     print(visible(f"records: {records_path(folder)}"))
     print_report(folder)
+    print_continuation(answer, folder)

@@ -5,7 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from cs_systems.advise.answer import ENDED, Answer, row_of
+from cs_systems.advise.lever import ScriptPlan
 from cs_systems.cli import main
+from cs_systems.cli._advice import print_continuation
+from cs_systems.core import origin
 from cs_systems.record import read_records
 
 SIZE = ["--size", "tiny", "--num-layers", "1", "--context-length", "64", "--batch-size", "1"]
@@ -56,3 +60,18 @@ def test_dry_run_measures_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["advise", *CELL, "--dry-run", "--out", str(tmp_path / "new")]) == 0
     assert "to try: " in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("processes", "is_interrupted", "is_printed"), [(2, False, True), (0, False, False), (2, True, False)]
+)
+def test_command_that_goes_on_follows_a_search_that_its_budget_ended(
+    processes: int, is_interrupted: bool, is_printed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After Ctrl-C it is printed with the interruption; before a first trial a longer --budget is asked for."""
+    rows = (row_of("bf16", "precision bf16") | {"processes": processes}, row_of("tf32", "precision tf32", reason=ENDED))
+    answer = Answer(ScriptPlan(), ScriptPlan(), (), rows, "time", is_interrupted=is_interrupted)
+    with origin.by("cs-systems advise --budget 90s --out old -- train.py --out 3"):
+        print_continuation(answer, Path("runs/new"))
+    command = "go on:   cs-systems advise --budget 90s --out runs/new -- train.py --out 3\n"
+    assert capsys.readouterr().out == command * is_printed

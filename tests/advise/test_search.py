@@ -255,6 +255,8 @@ def test_a_gain_that_more_pairs_hardly_prove_has_them_only_where_nothing_is_kept
     search.run()
     (row,) = (row for row in search.answer().trials if row["change"] == "attention sdpa_flash")
     assert row["reason"].startswith(f"{pairs} pairs"), row
+    assert row["reason"].endswith("; 12 pairs would hardly prove it") is keeps
+    assert not search.answer().is_unfinished
 
 
 class NoisyBench(ModelledBench):
@@ -501,6 +503,100 @@ def test_search_without_time_for_a_trial_says_how_long_one_takes() -> None:
 def test_answer_tells_options_that_failed_from_those_without_a_gain(status: str, why: str) -> None:
     row = row_of("bf16", "precision bf16", status) | {"processes": 2}
     assert why in Answer(START, START, (), (row,), "time").sentences()[0]
+
+
+class Interrupting(ModelledBench):
+    """Bench of a user who presses Ctrl-C while a process runs, counted from 1."""
+
+    def __init__(self, process: int) -> None:
+        super().__init__(missing=())
+        self.process = process
+
+    def measure(self, config: RunConfig, number: int) -> RunRecord:
+        if len(self.order) + 1 == self.process:
+            raise KeyboardInterrupt
+        return super().measure(config, number)
+
+
+GO_ON = "to go on, repeat the command with --out and this folder"
+
+
+@pytest.mark.parametrize(
+    ("process", "sentences"),
+    [
+        (2, [f"nothing was tried: the search was interrupted before its first trial ended; {GO_ON}"]),
+        (
+            4,  # the start, the first trial, and the start again
+            [
+                "nothing was kept so far: no option showed a sure gain",
+                f"1 of 2 options was tried; the search was interrupted before the other and before further pairs of "
+                f"1 option; {GO_ON}",
+            ],
+        ),
+    ],
+)
+def test_answer_after_ctrl_c_counts_the_options_that_were_tried_and_says_how_to_go_on(
+    process: int, sentences: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(GOALS, "time", replace(GOALS["time"], judge=lambda seen: SOME))
+    levers = {name: all_levers()[name] for name in ("attention_backend", "bf16")}
+    search = Search(Situation(START, CPU), levers, Interrupting(process))
+    with pytest.raises(KeyboardInterrupt):
+        search.run()
+    assert search.answer().sentences()[:2] == sentences
+
+
+def test_ctrl_c_in_a_trial_that_compares_an_option_anew_leaves_one_row_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a host, attention waits after its first pair; bf16 is kept, and attention is tried on it again."""
+
+    class InSecondTrial(ModelledBench):
+        def measure(self, config: RunConfig, number: int) -> RunRecord:
+            if (config.attention, config.precision) == ("sdpa_flash", Precision.BF16):
+                raise KeyboardInterrupt
+            return super().measure(config, number)
+
+    def judged(seen: Seen) -> Judgement:
+        return SOME if seen.candidate[0].run_config.attention != START.attention else Judgement(True, 0.5, 0.45, 0.55)
+
+    monkeypatch.setitem(GOALS, "time", replace(GOALS["time"], judge=judged))
+    levers = {name: all_levers()[name] for name in ("attention_backend", "bf16")}
+    levers["attention_backend"] = replace(levers["attention_backend"], usual=0.9)
+    search = Search(Situation(START, CPU), levers, InSecondTrial())
+    with pytest.raises(KeyboardInterrupt):
+        search.run()
+    (row,) = [row for row in search.answer().trials if row["change"] == "attention sdpa_flash"]
+    assert row["reason"] == "1 pair of processes cannot prove a gain of 8%; not tried again on what was kept later"
+    assert search.answer().sentences()[1] == (f"the search was interrupted before further pairs of 1 option; {GO_ON}")
+
+
+@pytest.mark.parametrize(
+    ("left", "sentence"),
+    [
+        (
+            6,
+            "1 of 2 options was tried; the budget ended before the other and before further pairs of 1 option; "
+            f"{GO_ON}, or also a longer --budget",
+        ),
+        (11, f"the budget ended before further pairs of 2 options; {GO_ON}, or also a longer --budget"),
+        (900, ""),
+    ],
+)
+def test_answer_says_what_the_budget_left(left: int, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(GOALS, "time", replace(GOALS["time"], judge=lambda seen: SOME))
+    levers = {name: all_levers()[name] for name in ("attention_backend", "bf16")}
+    search = Search(Situation(START, CPU), levers, ModelledBench(left * PROCESS_S, missing=()))
+    search.run()
+    result, *others = search.answer().sentences()
+    assert [each for each in others if not each.startswith("expected against")] == [sentence] * bool(sentence)
+    assert result == f"nothing was kept{' so far' if sentence else ''}: no option showed a sure gain"
+
+
+def test_answer_tells_a_gain_whose_numbers_failed_from_no_gain() -> None:
+    levers = {"bf16": all_levers()["bf16"]}
+    search = Search(Situation(START, GPU), levers, ModelledBench(numbers=lambda config: False))
+    search.run()
+    because = "no option showed a sure gain and passed the check of the numbers"
+    assert search.answer().sentences()[0] == f"nothing was kept: {because}"
 
 
 def test_a_start_without_a_number_is_refused() -> None:
