@@ -179,6 +179,7 @@ def row_of(lever: str, change: str = "", status: str = "", reason: str = "") -> 
         "processes": 0,
         "took_s": None,
         "numbers": "",
+        "code": "",
         "reason": reason,
     }
 

@@ -22,6 +22,7 @@ from cs_systems.core import plugins
 
 UNUSED = "unused.json"  # levers that found nothing to change, in the folder of a process
 PARTLY = "partly.json"  # levers that left objects as they are which their patch would change
+APPLIED = "applied.json"  # levers with the code of the objects that they changed
 
 
 def apply(levers: Iterable[str], seed: int) -> dict[str, Callable[[], bool]]:
@@ -53,13 +54,17 @@ def edit_modules(levers: Iterable[str], files: Collection[str]) -> None:
         SourceFileLoader.get_code = get_code  # type: ignore[assignment, method-assign]
 
 
-def leave_unused(told: Mapping[str, Callable[[], bool]], folder: Path) -> None:
-    """Write the levers that found nothing to change, or left objects as they are, into a folder, if there are any."""
+def leave_changes(told: Mapping[str, Callable[[], bool]], folder: Path) -> None:
+    """Write the levers that found nothing to change, or left objects as they are, into a folder, if there are any.
+
+    Write the code of the objects that were changed, too.
+    """
     unused = [name for name, has_changed in told.items() if not has_changed()]
     partly = [name for name, changes in told.items() if isinstance(changes, Changes) and changes.left]
-    for file, names in ((UNUSED, unused), (PARTLY, partly)):
-        if names:
-            (folder / file).write_text(json.dumps(names))
+    code = {name: [*one.lines] for name, one in told.items() if isinstance(one, Changes) and one.lines}
+    for file, found in ((UNUSED, unused), (PARTLY, partly), (APPLIED, code)):
+        if found:
+            (folder / file).write_text(json.dumps(found))
 
 
 def compiled(levers: Iterable[str], source: str, file: str) -> CodeType:

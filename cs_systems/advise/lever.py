@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypedDict
 
 from cs_systems.analysis.comparison.loop_findings import COLLECTIONS
 from cs_systems.analysis.diagnosis import Expected
@@ -14,7 +14,7 @@ from cs_systems.core import plugins
 from cs_systems.core.experiments import EXPERIMENTS, ExperimentRow
 from cs_systems.core.fields import Subject
 from cs_systems.core.statistics import MINIMUM_EFFECT
-from cs_systems.core.tables import first_row
+from cs_systems.core.tables import Table, first_row
 from cs_systems.formulas.memory.forecast import Forecast
 from cs_systems.record import Environment, RunRecord
 
@@ -38,6 +38,14 @@ class ScriptPlan:
     is_patched: bool = False
 
 
+class CodeRow(TypedDict):
+    """Code of a lever with the values of one run of a script."""
+
+    lever: str
+    code: str
+
+
+CODE = Table("lever_code", CodeRow, "code of levers with the values of a run")
 Cell = RunConfig | ScriptPlan
 NotHere = str  # reason why a lever does not apply
 
@@ -253,10 +261,13 @@ class Changes:
     """Objects that a hook changed, and others of their kind that it left, where a diff cannot tell them apart.
 
     Calling it returns whether the hook changed anything so far.
+
+    lines: the code that makes the changed objects with the values of this run, each line once.
     """
 
     made: int = 0
     left: int = 0
+    lines: dict[str, None] = field(default_factory=dict)
 
     def __call__(self) -> bool:
         return self.made > 0

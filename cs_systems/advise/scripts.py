@@ -24,8 +24,8 @@ from typing import Any
 
 from cs_systems.advise import numerics
 from cs_systems.advise.budget import Budgeted
-from cs_systems.advise.in_script import PARTLY, UNUSED
-from cs_systems.advise.lever import Cell, Lever, ScriptPlan
+from cs_systems.advise.in_script import APPLIED, PARTLY, UNUSED
+from cs_systems.advise.lever import CODE, Cell, CodeRow, Lever, ScriptPlan
 from cs_systems.advise.numerics import Check
 from cs_systems.advise.sources import SKIPPED, Source, top_of
 from cs_systems.config import ConfigError, RunConfig
@@ -318,11 +318,17 @@ def _name(plan: ScriptPlan, number: int) -> str:
 
 
 def _recorded(folder: Path) -> RunRecord | None:
-    """Return the record that a process left; None if it has no time."""
+    """Return the record that a process left, with the code of its levers; None if it has no time."""
     if not records_path(folder).exists():
         return None
     records, _ = read_records(folder)
-    return next((record for record in records if record.measurement is not None), None)
+    found = next((record for record in records if record.measurement is not None), None)
+    if found is None or not (file := folder / APPLIED).exists():
+        return found
+    rows: list[CodeRow] = [
+        {"lever": name, "code": line} for name, lines in json.loads(file.read_text()).items() for line in lines
+    ]
+    return replace(found, results={**found.results, **CODE.filled(rows)})
 
 
 def _failed(reason: str) -> RunRecord:

@@ -33,6 +33,7 @@ from cs_systems.advise.judge import (
     why_missing,
 )
 from cs_systems.advise.lever import (
+    CODE,
     Cell,
     Lever,
     Proposal,
@@ -287,6 +288,7 @@ class Search:
             row["expected_bytes" if self.situation.goal == "memory" else "expected_s"] = option.expected.value
         if records:
             row = filled(row, self._typical(records), self.situation.history[0])
+            row["code"] = "; ".join(one["code"] for one in CODE.of(records[0].results) if one["lever"] == option.lever)
         if found:
             low, high = (1 / end if end else None for end in (found.high, found.low))
             row |= {"gain": 1 / found.ratio, "gain_low": low, "gain_high": high}

@@ -159,6 +159,6 @@ def _lines(answer: Answer) -> Iterator[str]:
         for name in row["lever"].split(TOGETHER):
             saw = f"; {row['numbers']}" if row["numbers"] else ""
             what = levers[name].numbers or "changes no number"
-            yield f"{name}: {what}{saw}; in your own program: {levers[name].lines}"
+            yield f"{name}: {what}{saw}; in your own program: {row['code'] or levers[name].lines}"
     if answer.unfit:
         yield f"does not apply: {'; '.join(answer.unfit)}"

@@ -162,9 +162,10 @@ def _deliver(search: Search, bench: ScriptBench, folder: Path, words: Sequence[s
         command = words if is_launcher(words) else ("python", *words)
         print(visible(f"run it with: {command_line(*assigned)} {command_line(*command)}"))
     partly = bench.partly(best)
+    code = {row["lever"]: row["code"] for row in answer.kept}
     for name in missing:
         why = "the trial left some places as they are" if name in partly else "the place was not found"
-        line = f"write by hand, because {why}: {bench.levers[name].lines}"
+        line = f"write by hand, because {why}: {code.get(name) or bench.levers[name].lines}"
         print(textwrap.fill(plain(line), width, subsequent_indent="  ", break_on_hyphens=False))
     print(visible(f"records: {folder}"))
     print_report(folder)

@@ -224,7 +224,7 @@ def _leave_for_search(told: dict[str, Callable[[], bool]], out: str, look: Look 
     if told and is_first_rank():
         from cs_systems.advise import in_script
 
-        in_script.leave_unused(told, Path(out))
+        in_script.leave_changes(told, Path(out))
 
 
 def _watch_ends(leave: Callable[..., None], leave_line: Callable[[], None]) -> None:

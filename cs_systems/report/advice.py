@@ -20,7 +20,8 @@ FILE = "advice.json"
 class TrialRow(TypedDict):
     """Option of a lever: the expected and the measured step or peak, and why it was kept or not.
 
-    The gain is the best cell's step (or peak) over the option's; each is measured in processes of its own.
+    The gain is the best cell's step (or peak) over the option's; each is measured in processes of its own. The code
+    carries out a lever of a script with the values of the trial; "" where the lever's own lines say all.
     """
 
     lever: str
@@ -38,6 +39,7 @@ class TrialRow(TypedDict):
     processes: int
     took_s: float | None
     numbers: Annotated[str, Column("numbers", beside=60)]
+    code: str
     reason: str
 
 
@@ -111,7 +113,7 @@ def _row(given: Mapping[str, Any]) -> TrialRow:
     """Return the columns of a row. Raises TypeError for a value of another type."""
     found = {}
     for name in TrialRow.__annotations__:
-        value = given.get(name)
+        value = given.get(name, "" if name == "code" else None)  # older answers have no code
         if name in _TEXTS:
             value = _text(value)
         elif value is not None and not is_number(value):
@@ -126,4 +128,4 @@ def _text(value: object) -> str:
     return value
 
 
-_TEXTS = ("lever", "change", "status", "numbers", "reason")
+_TEXTS = ("lever", "change", "status", "numbers", "code", "reason")

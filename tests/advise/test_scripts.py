@@ -13,9 +13,11 @@ import pytest
 
 from cs_systems.advise import edits, in_script, scripts
 from cs_systems.advise.answer import Answer, row_of
-from cs_systems.advise.lever import Changes, Proposal, ScriptPlan, Situation, all_levers, proposals
+from cs_systems.advise.judge import GOALS, Judgement
+from cs_systems.advise.lever import CODE, Changes, Lever, Proposal, ScriptPlan, Situation, all_levers, proposals
 from cs_systems.advise.levers import more_workers, no_sync
 from cs_systems.advise.levers.data_loader import WORKERS
+from cs_systems.advise.numerics import Check
 from cs_systems.advise.ranks import split
 from cs_systems.advise.scripts import ScriptBench, changed_files, git_status
 from cs_systems.advise.search import Search
@@ -645,14 +647,19 @@ plain = torch.optim.SGD(model.parameters(), foreach=True)
 assert optimizer.defaults["fused"] is True and plain.defaults["fused"] is None
 assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
 assert DataLoader(range(4)).num_workers > 0 and DataLoader(range(4), num_workers=3).num_workers == 3
-in_script.apply(["more_workers", "persistent_workers"], 0)
+more = in_script.apply(["more_workers", "persistent_workers"], 0)["more_workers"]
 loader = DataLoader(range(4), num_workers=3)
 assert DataLoader(range(4), num_workers=True).num_workers == 1
 assert loader.num_workers == more_than(3) and loader.persistent_workers
+DataLoader(range(4), num_workers=3), DataLoader(range(4), num_workers=5), DataLoader(range(4), num_workers=0)
+assert [*more.lines] == [f"DataLoader(…, num_workers={more_than(n)})  # {n} now" for n in (3, 5)]
 class Stream(torch.utils.data.IterableDataset):
     def __iter__(self): ...
 assert DataLoader(Stream()).num_workers == DataLoader(range(4), 2, False, None, None, 0).num_workers == 0
 assert told["data_loader"]() and told["data_loader"].left == 1
+first, *others = told["data_loader"].lines
+assert first.endswith(f"persistent_workers=True, pin_memory={torch.cuda.is_available()})")
+assert [line.count("=") for line in others] == [1]  # of the loader that sets 0 workers
 model[1].weight.grad = torch.ones(4, 4)
 optimizer.zero_grad(set_to_none=False)
 assert model[1].weight.grad is None
@@ -684,7 +691,7 @@ def test_a_lever_that_left_some_loaders_as_they_are_is_not_in_the_diff(tmp_path:
     assert [*made.patched(plan)[0].values()] != []
     folder = tmp_path / "data_loader-0"
     folder.mkdir()
-    in_script.leave_unused({"data_loader": Changes(made=1, left=1)}, folder)
+    in_script.leave_changes({"data_loader": Changes(made=1, left=1)}, folder)
     assert [file.name for file in folder.iterdir()] == ["partly.json"]
     assert made.patched(plan) == ({}, ["data_loader"])
 
@@ -769,6 +776,44 @@ def test_a_loop_with_its_own_recorder_is_recorded_once_and_writes_nothing(
     assert [file.name for file in folder.iterdir()] == ["train.py"]
     failed = made.measure(ScriptPlan(("data_loader",)), 0)
     assert failed.reason == "data_loader found nothing to change in this run"
+
+
+LOADERS = SCRIPT.replace("model = ", "validation = DataLoader(data.dataset, **{'num_workers': 1})\nmodel = ")
+
+
+def test_record_and_answer_have_the_number_of_workers_that_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The diff cannot have it, because the script's text does not show how many workers there are."""
+    (tmp_path / "train.py").write_text(LOADERS)
+    monkeypatch.chdir(tmp_path)
+    options = {"name": "train", "warmup": 1, "steps": 2, "stop": True}
+    files = (Source(Path("train.py"), LOADERS),)
+    made = ScriptBench(["train.py"], all_levers(), tmp_path / "out", forked, options, sources=files)
+    plan, code = ScriptPlan(("more_workers",)), f"DataLoader(…, num_workers={more_workers.more_than(1)})  # 1 now"
+    record = made.measure(plan, 0)
+    assert record.status == "ok", record.reason
+    assert CODE.of(record.results) == [{"lever": "more_workers", "code": code}]
+    start = replace(record, results={})
+    monkeypatch.setattr(made, "measure", lambda cell, number: record if cell.levers else start)
+    monkeypatch.setattr(made, "check", lambda cell: Check(True, ""))
+    gain = replace(GOALS["time"], judge=lambda seen: Judgement(True, 0.5, 0.45, 0.55))
+    monkeypatch.setitem(GOALS, "time", gain)
+    search = Search(Situation(ScriptPlan(), CPU, texts=(LOADERS,)), {"more_workers": on_any_step()}, made)
+    search.run()
+    assert [row["code"] for row in search.answer().kept] == [code]
+    _advise_script._deliver(search, made, tmp_path / "out", ["train.py"])
+    printed = " ".join(capsys.readouterr().out.split())
+    shown = code.replace("  ", " ")
+    assert f"in your own program: {shown}" in printed
+    assert f"write by hand, because the place was not found: {shown}" in printed
+
+
+def on_any_step() -> Lever:
+    """Return the lever of workers for steps that do not wait for data, too."""
+    lever = all_levers()["more_workers"]
+    assert lever.script is not None
+    return replace(lever, script=replace(lever.script, unfit=lambda situation: None))
 
 
 @pytest.mark.parametrize("processes", [0, 2])

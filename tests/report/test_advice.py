@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def trial(lever: str, **others: Any) -> dict[str, Any]:
-    texts = {"lever": lever, "change": "", "status": "kept", "numbers": "", "reason": "", "processes": 1}
+    texts = {"lever": lever, "change": "", "status": "kept", "numbers": "", "code": "", "reason": "", "processes": 1}
     return {**dict.fromkeys(TrialRow.__annotations__), **texts, **others}
 
 
@@ -64,6 +64,13 @@ def test_reasons_of_rejected_options_wrap_and_stay_whole_at_80_columns() -> None
     heading = next(line for line in lines if line.startswith("change"))
     printed = " ".join(line[heading.index("reason") :].strip() for line in lines)
     assert all(reason in printed for reason in REASONS), printed
+
+
+def test_answer_of_a_search_that_kept_no_code_is_read(tmp_path: Path) -> None:
+    older = {name: value for name, value in KEPT.items() if name != "code"}
+    advice = read(folder_with(tmp_path, waterfall=[older]))
+    assert advice is not None
+    assert [row["code"] for row in advice.waterfall] == [""]
 
 
 @pytest.mark.parametrize("goal", WATERFALL)

@@ -37,8 +37,10 @@ def number_of(call: ast.Call) -> str:
     return next((ast.unparse(each.value) for each in call.keywords if each.arg == "num_workers"), "")
 
 
-def made_with(change: Callable[[dict[str, Any]], bool]) -> Changes:
-    """Call `change` with the keywords of each DataLoader that is made from now on; it returns whether it changed any.
+def made_with(change: Callable[[dict[str, Any]], str]) -> Changes:
+    """Call `change` with the keywords of each DataLoader that is made from now on.
+
+    It returns the code of the loader with what it changed, or "" if it changed nothing.
 
     A loader of an IterableDataset is left as it is, because each worker would read all of it, unless it is divided
     among them. Returns the changes, which count the loaders.
@@ -54,7 +56,9 @@ def made_with(change: Callable[[dict[str, Any]], bool]) -> Changes:
         if isinstance(dataset, IterableDataset):
             changes.left += 1
         elif len(args) <= POSITION:
-            changes.made += change(kwargs)
+            line = change(kwargs)
+            changes.made += bool(line)
+            changes.lines |= {line: None} if line else {}
         made(self, *args, **kwargs)
 
     DataLoader.__init__ = followed  # type: ignore[method-assign]

@@ -30,14 +30,15 @@ def unfit(situation: Situation) -> str | None:
 def hook() -> Callable[[], bool]:
     import torch
 
-    def work(keywords: dict[str, Any]) -> bool:
+    def work(keywords: dict[str, Any]) -> str:
         if keywords.get("num_workers"):
-            return False
+            return ""
+        changed: dict[str, Any] = {"num_workers": WORKERS}
         if "num_workers" not in keywords:
-            keywords |= {"persistent_workers": True}
-            keywords.setdefault("pin_memory", torch.cuda.is_available())
-        keywords["num_workers"] = WORKERS
-        return True
+            changed |= {"persistent_workers": True}
+            changed |= {"pin_memory": torch.cuda.is_available()} if "pin_memory" not in keywords else {}
+        keywords |= changed
+        return f"DataLoader(…, {', '.join(f'{name}={value}' for name, value in changed.items())})"
 
     return made_with(work)
 

@@ -30,12 +30,12 @@ def more_than(number: int) -> int:
 
 
 def hook() -> Callable[[], bool]:
-    def more(keywords: dict[str, Any]) -> bool:
+    def more(keywords: dict[str, Any]) -> str:
         number = keywords.get(KEYWORD)
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            return False
+            return ""
         keywords[KEYWORD] = more_than(number)
-        return True
+        return f"DataLoader(…, {KEYWORD}={keywords[KEYWORD]})  # {number} now"
 
     return made_with(more)
 

@@ -12,6 +12,7 @@ from cs_systems.advise.levers._loaders import NAMES, WAITS, has_workers, made_wi
 from cs_systems.analysis.comparison.loop_findings import ITERATORS
 
 KEYWORD = "persistent_workers"
+LINE = f"DataLoader(…, {KEYWORD}=True)"
 
 
 def unfit(situation: Situation) -> str | None:
@@ -25,11 +26,11 @@ def unfit(situation: Situation) -> str | None:
 
 
 def hook() -> Callable[[], bool]:
-    def persist(keywords: dict[str, Any]) -> bool:
+    def persist(keywords: dict[str, Any]) -> str:
         if not keywords.get("num_workers") or KEYWORD in keywords:
-            return False
+            return ""
         keywords[KEYWORD] = True
-        return True
+        return LINE
 
     return made_with(persist)
 
@@ -49,7 +50,7 @@ def _at_loaders_with(number: str) -> Edit:
 LEVER = Lever(
     "random changes of samples continue from the last epoch's random state",
     None,
-    "DataLoader(…, persistent_workers=True)",
+    LINE,
     0.05,
     ScriptChange("workers of the DataLoader that persist", unfit, hook=hook, patch=patch),
     remedies=(WAITS,),
