@@ -59,12 +59,17 @@ def leave_changes(told: Mapping[str, Callable[[], bool]], folder: Path) -> None:
 
     Write the code of the objects that were changed, too.
     """
-    unused = [name for name, has_changed in told.items() if not has_changed()]
+    unused = [_with_reason(name, has_changed) for name, has_changed in told.items() if not has_changed()]
     partly = [name for name, changes in told.items() if isinstance(changes, Changes) and changes.left]
     code = {name: [*one.lines] for name, one in told.items() if isinstance(one, Changes) and one.lines}
     for file, found in ((UNUSED, unused), (PARTLY, partly), (APPLIED, code)):
         if found:
             (folder / file).write_text(json.dumps(found))
+
+
+def _with_reason(name: str, has_changed: Callable[[], bool]) -> str:
+    why = has_changed.why if isinstance(has_changed, Changes) else ""
+    return f"{name} ({why})" if why else name
 
 
 def compiled(levers: Iterable[str], source: str, file: str) -> CodeType:

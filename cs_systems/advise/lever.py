@@ -263,11 +263,13 @@ class Changes:
     Calling it returns whether the hook changed anything so far.
 
     lines: the code that makes the changed objects with the values of this run, each line once.
+    why: why an object stayed as it is; "" if no reason is known.
     """
 
     made: int = 0
     left: int = 0
     lines: dict[str, None] = field(default_factory=dict)
+    why: str = ""
 
     def __call__(self) -> bool:
         return self.made > 0

@@ -589,6 +589,12 @@ def test_lines_of_an_edited_script_keep_their_numbers() -> None:
             "class Stream(IterableDataset): ...\nDataLoader(Stream(), num_workers=2)",
             "each worker would read the whole IterableDataset, unless it is divided among them",
         ),
+        ("fused_optimizer", "AdamW(p, foreach=True)", "the script sets foreach=True itself"),
+        (
+            "fused_optimizer",
+            "Adam(p, lr, foreach=args.foreach)\nopt.SGD(q, foreach=False, differentiable=True)\nSGD(r, foreach=False)",
+            "the script sets foreach=args.foreach and foreach=False and differentiable=True itself",
+        ),
         ("persistent_workers", "DataLoader(data, num_workers=0)", "the script has no workers"),
         ("more_workers", "DataLoader(data)", "the script has no workers"),
         ("dynamic_shapes", "re.compile('x')", "the script compiles no model"),
@@ -617,6 +623,18 @@ def test_lever_that_the_script_names_and_does_not_use_is_tried(name: str, source
         found = proposals(Situation(ScriptPlan(), GPU, texts=(source,), history=(record,)), all_levers())
         tried.append(name in {one.lever for one in found if not isinstance(one, tuple)})
     assert tried == [True, False]
+
+
+def test_fused_optimizer_is_tried_where_one_optimizer_has_no_other_form() -> None:
+    source = "AdamW(p, foreach=True)\nSGD(q)\n"
+    (found,) = proposals(
+        Situation(ScriptPlan(), CPU, texts=(source,)), {"fused_optimizer": all_levers()["fused_optimizer"]}
+    )
+    assert isinstance(found, Proposal)
+    script = all_levers()["fused_optimizer"].script
+    assert script is not None
+    assert script.patch is not None
+    assert script.patch(source) == "AdamW(p, foreach=True)\nSGD(q, fused=True)\n"
 
 
 def test_text_with_a_lever_that_has_no_hook_is_what_runs() -> None:
@@ -776,6 +794,11 @@ def test_a_loop_with_its_own_recorder_is_recorded_once_and_writes_nothing(
     assert [file.name for file in folder.iterdir()] == ["train.py"]
     failed = made.measure(ScriptPlan(("data_loader",)), 0)
     assert failed.reason == "data_loader found nothing to change in this run"
+    options_elsewhere = OWN_RECORDER.replace("parameters())", "parameters(), **{'foreach': True})")
+    (folder / "train.py").write_text(options_elsewhere)
+    failed = made.measure(ScriptPlan(("fused_optimizer",)), 0)
+    because = "(its AdamW is made with foreach=True)"
+    assert failed.reason == f"fused_optimizer {because} found nothing to change in this run"
 
 
 LOADERS = SCRIPT.replace("model = ", "validation = DataLoader(data.dataset, **{'num_workers': 1})\nmodel = ")

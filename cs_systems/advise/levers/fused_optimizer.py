@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cs_systems.advise.edits import calls, in_calls
-from cs_systems.advise.lever import Lever, Option, ScriptChange, Situation
+from cs_systems.advise.edits import all_calls, in_calls
+from cs_systems.advise.lever import Changes, Lever, Option, ScriptChange, Situation
 from cs_systems.config import Mode
 from cs_systems.core import plugins
 from cs_systems.core.optimizers import USUAL, optimizer
@@ -34,21 +35,26 @@ OTHERS = ("foreach", "capturable", "differentiable")
 def unfit(situation: Situation) -> str | None:
     if "fused=" in situation.source:
         return "the script sets fused itself"
-    if not calls(situation.source, FUSED):
+    made = all_calls(situation.source, FUSED)
+    if not made:
         return f"the script makes no {', '.join(FUSED)}"
+    others = [{each.arg: ast.unparse(each.value) for each in call.keywords if each.arg in OTHERS} for call in made]
+    if all(others):
+        given = dict.fromkeys(f"{name}={value}" for keywords in others for name, value in keywords.items())
+        return f"the script sets {' and '.join(given)} itself"
     return None if situation.goal == "memory" else situation.too_short(Phase.OPTIMIZER, what="the optimizer")
 
 
 def hook() -> Callable[[], bool]:
     import torch
 
-    fused: list[str] = []
+    changes = Changes()
     for name in FUSED:
-        _fuse(getattr(torch.optim, name), fused)
-    return lambda: bool(fused)
+        _fuse(getattr(torch.optim, name), changes)
+    return changes
 
 
-def _fuse(cls: Any, changed: list[str]) -> None:
+def _fuse(cls: Any, changes: Changes) -> None:
     """Make fused=True the default of an optimizer of torch, unless another form of the update is requested."""
     made = cls.__init__
 
@@ -56,7 +62,10 @@ def _fuse(cls: Any, changed: list[str]) -> None:
     def fused(self: Any, *args: Any, **kwargs: Any) -> None:
         if not {"fused", *OTHERS} & kwargs.keys():
             kwargs["fused"] = True
-            changed.append(cls.__name__)
+            changes.made += 1
+        elif "fused" not in kwargs:
+            given = " and ".join(f"{name}={kwargs[name]}" for name in OTHERS if name in kwargs)
+            changes.why = f"its {cls.__name__} is made with {given}"
         made(self, *args, **kwargs)
 
     cls.__init__ = fused
