@@ -114,6 +114,8 @@ class Answer:
             return f"nothing was tried: the search was interrupted before its first trial ended; {GO_ON}"
         if not self.tried and self._waiting:
             return "nothing was tried: a trial and its proof take longer than the time left; give a longer --budget"
+        if not self.tried and not self.others:
+            return "nothing was tried, because no lever applies"
         if not self.tried:
             return "nothing was tried, because no option that applies is expected to gain"
         if not self.kept:
@@ -128,7 +130,7 @@ class Answer:
         tried = [row for row in self.others if row["processes"]]
         if {row["status"] for row in tried} == {"failed"}:
             return "each option that was tried failed"
-        if any(row["reason"] == CHANGED for row in tried):
+        if any(row["status"] == "rejected" and row["numbers"] for row in tried):  # checked, because they gain
             return "no option showed a sure gain and passed the check of the numbers"
         return "no option showed a sure gain"
 

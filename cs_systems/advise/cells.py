@@ -114,7 +114,7 @@ class CellBench(Budgeted):
         assert isinstance(cell, RunConfig)
         if self.keep == "strict":
             if cell.subject is not Subject.STEP:
-                return Check(False, "not checked: the gradients of your own workload are unknown")
+                return Check(False, "not checked: the gradients of your own workload are unknown", False)
             judged, start = self._together([_errors(cell), _errors(self.start)])
             return numerics.strict(judged, start)
         seeds = [replace(self.start, seed=self.start.seed + n) for n in range(SEEDS)]

@@ -23,7 +23,7 @@ class Check(NamedTuple):
 
     passed: bool
     saw: str
-    is_comparable: bool = True  # False without a finite loss
+    is_comparable: bool = True  # False without a finite loss or errors to compare
 
 
 UNCHECKED = Check(True, "")
@@ -70,7 +70,7 @@ def strict(candidate: RunRecord, start: RunRecord) -> Check:
     """Return whether loss and gradients are as close to float64 as the start's, within TOLERANCE."""
     found, own = (first_row(record.results, PRECISION_ERROR.name) for record in (candidate, start))
     if not own or not found:
-        return Check(False, f"not checked: no errors against float64{_because(candidate if own else start)}")
+        return Check(False, f"not checked: no errors against float64{_because(candidate if own else start)}", False)
     passed, words = True, []
     for name in ("loss_error", "gradient_error"):
         limit = TOLERANCE * max(own[name] or 0.0, LEAST_ERROR)

@@ -380,7 +380,7 @@ class Search:
         self._latest = self._latest if check is UNCHECKED else None  # other processes came between
         if check.passed:
             return "kept", "", found, check
-        return "rejected", CHANGED, found, check
+        return "rejected", CHANGED if check.is_comparable else check.saw, found, check
 
     def _is_hopeless(self, found: Judgement) -> bool:
         """Return whether no further pair is worth its time: the median shows no gain, and noise hides no large one.

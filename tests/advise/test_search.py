@@ -599,6 +599,19 @@ def test_answer_tells_a_gain_whose_numbers_failed_from_no_gain() -> None:
     assert search.answer().sentences()[0] == f"nothing was kept: {because}"
 
 
+def test_option_whose_numbers_cannot_be_compared_is_rejected_with_that_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelledBench, "check", lambda bench, cell: Check(False, "its loss is NaN or infinite", False))
+    search = Search(Situation(START, GPU), {"bf16": all_levers()["bf16"]}, ModelledBench())
+    search.run()
+    assert {row["reason"] for row in search.answer().others} == {"its loss is NaN or infinite"}
+
+
+def test_answer_without_a_lever_that_applies_says_so() -> None:
+    search = Search(Situation(START, CPU), {"tf32": all_levers()["tf32"]}, ModelledBench())
+    search.run()
+    assert search.answer().sentences() == ["nothing was tried, because no lever applies"]
+
+
 def test_a_start_without_a_number_is_refused() -> None:
     search = Search(Situation(replace(START, attention="flash_cuda"), GPU), all_levers(), ModelledBench())
     with pytest.raises(Unmeasurable, match="it is not installed"):
