@@ -45,6 +45,7 @@ ERROR = re.compile(r"(?:\[rank\d+\]: *)?((?:\w+\.)*\w*(?:Error|Exception|Interru
 OF_LAUNCHER = "ChildFailedError"  # says only that a rank failed
 NOTHING_RECORDED = "cs-systems: nothing was recorded, because "
 ENDED = "the script ended with exit status"
+OF_RUN = re.compile(r"--steps (\d+):(\d+)")  # steps as `cs-systems run` takes them: the first timed one, and the end
 MOST_SHOWN = 200  # characters of a reason
 
 
@@ -93,12 +94,12 @@ class ScriptBench(Budgeted):
             first = self.folder / FIRST
             error = self._timed(ScriptPlan(), first, {"imports": str((first / IMPORTS).absolute())})
             if _recorded(first) is None:
-                return _failed(error or _error_line(first / "log.txt"))
+                return _failed(error or _why_missing(first))
             records_path(first).unlink()  # no time of this process is used
         error = self._timed(cell, folder)
         if (unused := folder / UNUSED).exists():
             return _failed(f"{' and '.join(json.loads(unused.read_text()))} found nothing to change in this run")
-        return _recorded(folder) or _failed(error or _error_line(folder / "log.txt"))
+        return _recorded(folder) or _failed(error or _why_missing(folder))
 
     def check(self, cell: Cell) -> Check:
         """Compare the losses of the recorded steps with the start's; the limit is the start's spread over seeds.
@@ -335,14 +336,28 @@ def _failed(reason: str) -> RunRecord:
     return RunRecord("", RunConfig().to_dict(), "error", reason=reason)
 
 
-def _error_line(log: Path) -> str:
-    """Return the last error in a log, else why nothing was recorded, with the script's last line if that failed."""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+def _why_missing(folder: Path) -> str:
+    """Return why a process left no times, in a line.
+
+    That is the last error in its log, else the reason of its record, else why nothing was recorded, with the script's
+    last line if that failed.
+    """
+    lines = [line for line in (folder / "log.txt").read_text(errors="replace").splitlines() if line.strip()]
     errors = [match[1] for line in lines if (match := ERROR.match(line)) and OF_LAUNCHER not in line]
-    if errors or not lines:
-        return plain(errors[-1] if errors else "it ended and printed nothing")[:MOST_SHOWN]
+    if errors:
+        return plain(errors[-1])[:MOST_SHOWN]
+    records = read_records(folder)[0] if records_path(folder).exists() else []
+    if reason := next((record.reason for record in records if record.reason), None):
+        return plain(OF_RUN.sub(_as_options, reason))[:MOST_SHOWN]
+    if not lines:
+        return "it ended and printed nothing"
     *before, last = lines
     reason = last.removeprefix(NOTHING_RECORDED)
     if reason == last or not before or not reason.startswith(ENDED):
         return plain(reason)[:MOST_SHOWN]
     return plain(f"{reason.partition(';')[0]}; its last line is: {before[-1]}")[:MOST_SHOWN]
+
+
+def _as_options(steps: re.Match[str]) -> str:
+    first, end = map(int, steps.groups())
+    return f"--warmup {first} --steps {end - first}"

@@ -141,7 +141,32 @@ def test_a_lever_takes_the_place_of_another() -> None:
 )
 def test_reason_of_a_script_that_cannot_be_measured_is_its_own_error(log: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "log.txt").write_text(log)
-    assert scripts._error_line(tmp_path / "log.txt") == reason
+    assert scripts._why_missing(tmp_path) == reason
+
+
+SHORT = """import torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_script_that_ends_in_its_warm_up_says_so_and_names_the_options_that_measure_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(SHORT)
+    monkeypatch.chdir(tmp_path)
+    options = {"name": "train", "warmup": 5, "steps": 30, "stop": True, "profile": "none"}
+    made = ScriptBench(["train.py"], all_levers(), tmp_path / "out", forked, options)
+    reason = (
+        "the loop ended after 3 of 5 warm-up steps; let it run for at least 35 steps, or time fewer steps: "
+        "--warmup 1 --steps 2"
+    )
+    assert made.measure(ScriptPlan(), 0).reason == reason
+    made = replace(made, options=options | {"warmup": 1, "steps": 2}, folder=tmp_path / "again")
+    assert made.measure(ScriptPlan(), 0).status == "ok"
 
 
 def test_status_of_git_leaves_out_the_folder_of_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -912,6 +937,14 @@ def test_diff_has_a_fifth_of_the_budget_and_the_answer_is_printed_once(
         (["--", "missing.py"], "script 'missing.py' does not exist"),
         (["--", "broken.py"], "broken.py cannot be read as Python"),
         (["--apply-patch"], "--apply-patch requires a script after --"),
+        (["--train-steps", "20", "--", "train.py"], "a script has no such option; leave out --train-steps"),
+        (
+            ["--", "python", "train.py"],
+            "'python' is not a script, and cs-systems advise starts Python itself; write cs-systems advise -- train.py",
+        ),
+        (["--", "--lr", "1"], "write the script first, as in cs-systems advise -- train.py"),
+        (["--", "ls"], "'ls' is a program, but a Python script is needed; write cs-systems advise -- train.py"),
+        (["--", ""], "no script is given; write it after --, as in cs-systems advise -- train.py --lr 1e-3"),
     ],
 )
 def test_wrong_input_for_a_script_is_refused(
