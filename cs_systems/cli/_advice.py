@@ -85,6 +85,11 @@ def try_after_trace(answer: DiagnosisAnswer, record: RunRecord | None) -> list[s
     return try_command(answer, script=script, record=record) if script[:1] not in ([], ["-m"]) else []
 
 
+def memory_option(goal: str, limit_bytes: int | None) -> str:
+    """Return the given option that needs the peak memory of a step; "" if there is none."""
+    return "--goal memory" if goal == "memory" else "--memory" if limit_bytes else ""
+
+
 def say(line: str) -> None:
     """Print a line of progress to standard error, wrapped on a terminal."""
     from cs_systems.cli._output import terminal_width
@@ -98,12 +103,15 @@ def say(line: str) -> None:
 def announce(situation: Situation, levers: Mapping[str, Lever], budget: str, start: str) -> list[ToTryRow]:
     """Print what will be tried, how long it may take, and how much disk space it takes; return what will be tried."""
     from cs_systems.advise.judge import MANY_PAIRS
+    from cs_systems.advise.lever import proposals
     from cs_systems.advise.search import planned
 
     rows: list[ToTryRow] = [{"lever": one.lever, "change": one.words} for one in planned(situation, levers)]
     options = [f"{row['lever']} ({row['change']})" for row in rows]
     say(f"start: {start} on {situation.environment.device_name}")
-    say(f"to try: {'; '.join(options) or 'nothing'}")
+    reasons = [found for found in proposals(situation, levers) if isinstance(found, tuple)]
+    nothing = f"nothing, because no lever applies: {'; '.join(f'{name} ({why})' for name, why in reasons)}"
+    say(f"to try: {'; '.join(options) or nothing}")
     say(
         f"at most {budget}, each option 1 to {2 * MANY_PAIRS} processes; later options follow from those that are "
         f"kept; about {human(RECORD_BYTES, 'bytes')} of records per process"

@@ -36,6 +36,7 @@ from cs_systems.cli._options import (
 )
 from cs_systems.config import ConfigError, RunConfig, describe, one_of
 from cs_systems.core import plugins
+from cs_systems.core.fields import Subject
 from cs_systems.core.printable import labelled_command, visible
 from cs_systems.core.units import counted
 
@@ -111,6 +112,7 @@ def run(args: Advise) -> int:
     limit_bytes = parse_bytes(args.memory, "--memory") if args.memory else None
     if args.train_steps < 10:
         raise ConfigError(f"--train-steps is {args.train_steps}; it must be at least 10")
+    _check_numbers(args, start)
     return _search(args, start, budget_s, limit_bytes)
 
 
@@ -119,8 +121,17 @@ def _check_script_options(args: Advise) -> None:
     defaults = Advise()
     of_steps = [name for name in given(args.steps, defaults.steps) if name not in OF_SCRIPTS]
     refuse([*given(args.cells), *given(args.step), *of_steps], "the script decides what is trained, and where")
-    others = ("keep", "change_batch", "fresh", "record_host")
+    others = ("keep", "change_batch", "train_steps", "fresh", "record_host")
     refuse([name for name in others if getattr(args, name) != getattr(defaults, name)], "a script has no such option")
+
+
+def _check_numbers(args: Advise, start: RunConfig) -> None:
+    """Raise ConfigError for options of a check of the numbers that the search does not make."""
+    if args.keep == "strict" and start.subject is not Subject.STEP:
+        refuse(["keep"], "--keep strict requires the built-in model, because the gradients of your own are unknown")
+    if args.train_steps != Advise().train_steps:
+        refuse(["train_steps"] * (args.keep == "strict"), "--keep strict compares one step and trains nothing")
+        refuse(["train_steps"] * (start.subject is not Subject.STEP), "your own workload is judged by its last loss")
 
 
 def _start(args: Advise) -> RunConfig:
@@ -138,7 +149,7 @@ def _search(args: Advise, start: RunConfig, budget_s: float, limit_bytes: int | 
     from cs_systems.advise.judge import OF_ENERGY
     from cs_systems.advise.lever import Situation, all_levers
     from cs_systems.advise.search import Search, Unmeasurable
-    from cs_systems.cli._advice import announce, say
+    from cs_systems.cli._advice import announce, memory_option, say
     from cs_systems.cli._options import Sweep
     from cs_systems.cli._output import Interrupted
     from cs_systems.cli._sweep import EXIT_NOTHING
@@ -147,8 +158,8 @@ def _search(args: Advise, start: RunConfig, budget_s: float, limit_bytes: int | 
     from cs_systems.report.tables import document
 
     environment = machine(start.device)
-    if args.goal == "memory" and environment.device == "cpu":
-        raise ConfigError("--goal memory requires a GPU, because the memory of a CPU's step is not measured")
+    if (of_memory := memory_option(args.goal, limit_bytes)) and environment.device == "cpu":
+        raise ConfigError(f"{of_memory} requires a GPU, because the memory of a CPU's step is not measured")
     limit_bytes = limit_bytes or environment.device_memory_bytes
     if args.goal in OF_ENERGY:
         start = replace(start, steps_s=max(start.steps_s, WINDOW_S * start.rounds))

@@ -101,11 +101,11 @@ def run(args: Run) -> int:
     return _below(profile, options, words)
 
 
-def check_script(words: Sequence[str]) -> None:
-    """Raise ConfigError unless the words name a Python script or module."""
+def check_script(words: Sequence[str], command: str = "run") -> None:
+    """Raise ConfigError unless the words name a Python script or module. command: the name of this command."""
     if not words or not words[0] or [*words] == ["-m"]:
-        raise ConfigError("no script is given; write it after --, as in cs-systems run -- train.py --lr 1e-3")
-    if reason := _no_module(words[1]) if words[0] == "-m" else _no_script(words):
+        raise ConfigError(f"no script is given; write it after --, as in cs-systems {command} -- train.py --lr 1e-3")
+    if reason := _no_module(words[1]) if words[0] == "-m" else _no_script(words, f"cs-systems {command}"):
         raise ConfigError(reason)
 
 
@@ -118,19 +118,19 @@ def titles(words: Sequence[str]) -> tuple[str, str]:
     return script, "".join(c if c.isprintable() and c != ":" else "_" for c in shlex.join([script, *arguments]))
 
 
-def _no_script(words: Sequence[str]) -> str | None:
+def _no_script(words: Sequence[str], command: str) -> str | None:
     """Return why the first word is not a script, and what to write instead; None if it may be one."""
     if words[0].startswith("-"):
-        return f"{words[0]!r} is an option, not a script; write the script first, as in cs-systems run -- train.py"
+        return f"{words[0]!r} is an option, not a script; write the script first, as in {command} -- train.py"
     program = Path(words[0]).name
     if program in LAUNCHERS:
         before = LAUNCHERS[program]
         return f"{program!r} is not a script but a launcher of ranks; write {before} -m cs_systems run -- train.py"
     if re.fullmatch(r"python[\d.]*", program):
         script = shlex.join(words[1:]) if words[1:] and re.match("[^-]|-m$", words[1]) else "train.py"
-        return f"{program!r} is not a script, and cs-systems run starts Python itself; write cs-systems run -- {script}"
+        return f"{program!r} is not a script, and {command} starts Python itself; write {command} -- {script}"
     if not Path(words[0]).exists() and shutil.which(words[0]):
-        return f"{program!r} is a program, but a Python script is needed; write cs-systems run -- train.py"
+        return f"{program!r} is a program, but a Python script is needed; write {command} -- train.py"
     if not Path(words[0]).is_file():
         what = "is a folder; name a .py file in it" if Path(words[0]).is_dir() else "does not exist; correct the path"
         return f"script {words[0]!r} {what}"

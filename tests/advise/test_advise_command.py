@@ -45,6 +45,11 @@ def test_search_on_a_cpu_is_recorded_and_resumed(tmp_path: Path, capsys: pytest.
         (["--levers", "turbo"], "unknown lever 'turbo'"),
         (["--levers", "tf32", "reduce_overhead"], "reduce_overhead: for scripts only; give the script after --"),
         (["--goal", "memory", "--device", "cpu"], "--goal memory requires a GPU"),
+        (["--memory", "1GiB", "--device", "cpu"], "--memory requires a GPU, because the memory of a CPU's step"),
+        (
+            ["--keep", "strict", "--train-steps", "20"],
+            "--keep strict compares one step and trains nothing; leave out --train-steps",
+        ),
         (["--train-steps", "2"], "--train-steps is 2; it must be at least 10"),
         (["--memory", "80"], "--memory '80' has no unit; use 80GiB"),
     ],
@@ -54,6 +59,26 @@ def test_wrong_input_is_refused(
 ) -> None:
     assert main(["advise", *CELL, "--out", str(tmp_path), *words]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--keep", "strict"], "--keep strict requires the built-in model, because the gradients of your own are"),
+        (["--train-steps", "20"], "your own workload is judged by its last loss; leave out --train-steps"),
+    ],
+)
+def test_checks_of_the_built_in_model_are_refused_for_a_workload(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["advise", "--workload", "mine.py:factory", "--out", str(tmp_path / "new"), *words]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "new").exists()
+
+
+def test_dry_run_without_a_lever_that_applies_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", *CELL, "--device", "cpu", "--levers", "tf32", "--dry-run"]) == 0
+    assert "to try: nothing, because no lever applies: tf32 (a CPU has no TF32)\n" in capsys.readouterr().err
 
 
 def test_dry_run_measures_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
