@@ -608,10 +608,14 @@ class OwnToolRow(TypedDict):
 
 
 class IteratorsRow(TypedDict):
-    """Timed steps in which a data loader began an iterator, and thus started workers unless they are persistent."""
+    """Timed steps in which a data loader began an iterator, and thus started workers unless they are persistent.
+
+    collated: steps with a batch that it put together from single rows of a TensorDataset.
+    """
 
     steps: int
     with_new: int
+    collated: NotRequired[int]
 
 
 class ForwardOperatorsRow(TypedDict):
@@ -675,7 +679,7 @@ COLLECTIONS = Table("garbage_collection", CollectionRow, "garbage collection")
 GROWTH = Table("growth", GrowthRow, "growth from step to step")
 SLOW_START = Table("slow_start", SlowStartRow, "slow begin of the loop")
 PADDING = Table("padding", PaddingRow, "padding of the batches")
-ITERATORS = Table("iterators", IteratorsRow, "new iterators of data loaders")
+ITERATORS = Table("iterators", IteratorsRow, "iterators of data loaders")
 FORWARD_OPERATORS = Table("forward_operators", ForwardOperatorsRow, "operators of forward")
 ELEMENT_SUMS = Table("element_sums", ElementSumsRow, "running totals over elements")
 SINGLE_ELEMENTS = Table("single_elements", SingleElementsRow, "lines that use single elements of tensors")

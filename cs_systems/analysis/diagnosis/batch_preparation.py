@@ -24,6 +24,7 @@ from cs_systems.analysis.diagnosis.own_python import (
     NOTABLE,
     named,
     polls,
+    prepares_batch,
     started_collections,
 )
 
@@ -47,7 +48,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     step_s, phase_s = evidence.step_s, evidence.phase_s(OTHER)
     of_loader = ends_of_iterators(evidence)
     own = (row for row in OWN_PYTHON.of(evidence.tables) if row["phase"] == OTHER and row not in of_loader)
-    rows = [row for row in own if row.get("feeds_model") and row["samples"] >= FEWEST]
+    rows = [row for row in own if prepares_batch(row) and row["samples"] >= FEWEST]
     if not evidence.is_loop or not rows or step_s is None or phase_s is None:
         return None
     if (waiting := waiting_preparation(evidence)) is not None and waiting.rows[0]["function"] == rows[0]["function"]:
@@ -78,7 +79,7 @@ def _many_draws(row: OwnPythonRow, evidence: Evidence) -> ManyDrawsRow | None:
 
 def _collected_s(evidence: Evidence) -> float:
     """Return the time of a step in garbage collections that the preparation starts, and that go with it."""
-    if started_collections(evidence) is None:
+    if started_collections(evidence, OTHER) is None:
         return 0.0
     own = OWN_PYTHON.of(evidence.tables)
     return sum(row["time_s"] for row in own if row["phase"] == OTHER and row["function"] == COLLECTOR)

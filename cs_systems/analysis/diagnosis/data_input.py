@@ -6,13 +6,17 @@ from cs_systems.analysis.comparison.loop_findings import ITERATORS, OWN_PYTHON, 
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis._measured import after
-from cs_systems.analysis.diagnosis.own_python import FEWEST, named
+from cs_systems.analysis.diagnosis.own_python import FEWEST, named, started_collections
 from cs_systems.analysis.replay import InputRemoved
 from cs_systems.config import Phase
 from cs_systems.core.statistics import quantile
 
 REMEDY = "raise the data loader's num_workers and prefetch_factor, or prepare the data in advance"
 ANEW = "make the loader and its iterator once, outside of the loop, with persistent_workers=True for several epochs"
+IN_MEMORY = (
+    "the data are tensors in memory: take whole batches of them, x[rows] for rows in "
+    "torch.randperm(len(x)).split(size), where the DataLoader puts single rows together"
+)
 MOSTLY = 0.5  # share of the steps with a new iterator; above it, this is not the start of an epoch
 
 
@@ -21,11 +25,14 @@ def find(evidence: Evidence) -> Diagnosis | None:
     step_s, waited_s = evidence.step_s, evidence.input_s
     if step_s is None or not waited_s or waited_s < _noise_s(evidence):
         return None
-    is_anew = iterates_anew(evidence)
+    is_anew, collected = iterates_anew(evidence), started_collections(evidence, Phase.INPUT)
     waited_s = min(step_s, waited_s + sum(row["time_s"] for row in ends_of_iterators(evidence)))
     cause = f"{waited_s / step_s:.0%} of the step waits for the next batch"
     if is_anew:
         cause += ", from a data loader whose iterator is made anew in each step"
+    if collected is not None:
+        share = collected["time_s"] / collected["total_s"]
+        cause += f", for which Python's garbage collector runs too ({share:.0%} of the loop)"
     row = {"phase": Phase.INPUT.value, "time_s": waited_s}
     expected = after(evidence, "same-batch")
     lines = (row for row in OWN_PYTHON.of(evidence.tables) if row["phase"] == Phase.INPUT and row["samples"] >= FEWEST)
@@ -33,7 +40,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     where = next((named(row) for row in lines if row["place"]), "")
     return Diagnosis(
         cause,
-        ANEW if is_anew else REMEDY,
+        ANEW if is_anew else IN_MEMORY if _collates_rows(evidence) else REMEDY,
         step_s,
         step_s - waited_s,
         evidence=(row,),
@@ -48,6 +55,12 @@ def iterates_anew(evidence: Evidence) -> bool:
     """Return whether a data loader begins an iterator in most steps, not only at the start of an epoch."""
     row = ITERATORS.first(evidence.tables)
     return row is not None and row["with_new"] >= MOSTLY * row["steps"]
+
+
+def _collates_rows(evidence: Evidence) -> bool:
+    """Return whether a data loader puts the batches of most steps together from single rows in memory."""
+    row = ITERATORS.first(evidence.tables)
+    return row is not None and row.get("collated", 0) >= MOSTLY * row["steps"]
 
 
 def ends_of_iterators(evidence: Evidence) -> list[OwnPythonRow]:

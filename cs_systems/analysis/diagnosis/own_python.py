@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from cs_systems.analysis.attribution.gaps import MALLOC
-from cs_systems.analysis.attribution.host_work import HostWork, host_work
+from cs_systems.analysis.attribution.host_work import COPIES_FIELDS, HostWork, host_work
 from cs_systems.analysis.comparison.loop_findings import (
     CALLS,
     COLLECTIONS,
@@ -69,6 +69,11 @@ def polls(row: OwnPythonRow) -> HostWork | None:
     return HostWork(f"sleeps between two looks at {looked_at}", POLL) if looked_at else None
 
 
+def prepares_batch(row: OwnPythonRow) -> bool:
+    """Return whether a line makes inputs of the model, and does not only copy them."""
+    return bool(row.get("feeds_model")) and host_work(row.get("calls") or "") is not COPIES_FIELDS
+
+
 def named(row: OwnPythonRow) -> str:
     """Return the function of a row with its line and what it calls."""
     return called_at(row["function"], row["place"], row.get("calls"))
@@ -85,10 +90,11 @@ def _of_leading(ranks: Sequence[LoopRankRow], step_s: float) -> float:
     return sum(step_s * row["other_s"] / row["step_s"] for row in ranks if row.get("leads") and row["step_s"])
 
 
-def started_collections(evidence: Evidence) -> CollectionRow | None:
+def started_collections(evidence: Evidence, *phases: str) -> CollectionRow | None:
     """Return the garbage collections that an own function triggers, if it takes at least half as much time as they do.
 
-    Without the function's work the collector would not run, so it is not a separate cause.
+    Without the function's work the collector would not run, so it is not a separate cause. phases: those in which the
+    function works.
     """
     row, step_s = COLLECTIONS.first(evidence.tables), evidence.step_s
     if row is None or row.get("is_called") or not step_s or not row["total_s"]:
@@ -97,7 +103,7 @@ def started_collections(evidence: Evidence) -> CollectionRow | None:
     of_function = (
         each["time_s"]
         for each in OWN_PYTHON.of(evidence.tables)
-        if each["phase"] == OTHER and (each["function"], each["place"].partition(":")[0]) == place
+        if each["phase"] in phases and (each["function"], each["place"].partition(":")[0]) == place
     )
     own_share, share = sum(of_function) / step_s, row["time_s"] / row["total_s"]
     return row if own_share >= max(NOTABLE, EXPLAINS * share) and share >= WORTH else None
@@ -151,7 +157,7 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
         return None
     own = OWN_PYTHON.of(evidence.tables)
     of_phase = [row for row in own if row["phase"] == OTHER and row["samples"] >= FEWEST]
-    rows = [row for row in of_phase if row["function"] not in (COLLECTOR, CALLS) and not row.get("feeds_model")]
+    rows = [row for row in of_phase if row["function"] not in (COLLECTOR, CALLS) and not prepares_batch(row)]
     if MALLOC in evidence.idle_s:  # `device_allocation` reports these lines
         rows = [row for row in rows if not empties_cache(row)]
     rows = [row for row in rows if not is_lonely(row, evidence)]  # `lonely_collectives` reports them
@@ -187,7 +193,7 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
     if read_s > READING * lasted_s:
         cause += f"; {read_s / step_s:.0%} of the step reads numbers from the GPU (.item())"
         remedy = READ_LESS if remedy == REMEDY else f"{remedy}; {READ_LESS}"
-    if (collected := started_collections(evidence)) is not None:
+    if (collected := started_collections(evidence, OTHER)) is not None:
         of_loop = collected["time_s"] / collected["total_s"]
         cause += f"; objects made there also start Python's garbage collector, {of_loop:.0%} of the loop"
     return Diagnosis(cause, remedy, step_s, step_s - lasted_s, evidence=tuple(rows))

@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from cs_systems.analysis.comparison.loop_findings import ITERATORS, REPEATED_FORWARD, WAITING
+from cs_systems.analysis.comparison.loop_findings import ITERATORS, REPEATED_FORWARD, WAITING, IteratorsRow
 from cs_systems.analysis.timing_caveats import timing_caveats
 from cs_systems.config import RunConfig
 from cs_systems.core import caveats
@@ -91,8 +91,9 @@ def success(
     counts, differ = _counts(subject.tokens, inputs)
     if differ:
         found = (*found, caveats.mixed_batches(differ))
-    begun = sum(each.iterators > 0 for each in inputs)
-    iterators = ITERATORS.filled([{"steps": len(inputs), "with_new": begun}]) if begun else {}
+    begun, collated = sum(each.iterators > 0 for each in inputs), sum(each.collates_rows for each in inputs)
+    row: IteratorsRow = {"steps": len(inputs), "with_new": begun, "collated": collated}
+    iterators = ITERATORS.filled([row]) if begun or collated else {}
     found = tuple(replace(caveat, remedy=LOOP_REMEDIES.get(caveat.code, caveat.remedy)) for caveat in found)
     known = {"precision": precision, "graph_breaks": len(noted) or None, "compiled_graphs": compiled_graphs()[0]}
     ran = cast(Ran, {**subject.ran(), **counts, **{name: value for name, value in known.items() if value}})

@@ -15,11 +15,15 @@ Batch = Counter[tuple[tuple[int, ...], ...]]  # calls of the models in a step by
 
 
 class StepInputs(NamedTuple):
-    """Calls of the models in one step, its tokens if the loop gave them, and the iterators that data loaders began."""
+    """Calls of the models in one step, its tokens if the loop gave them, and the iterators that data loaders began.
+
+    collates_rows: a data loader has put single rows of tensors in memory together.
+    """
 
     calls: Counter[Call]
     tokens: int | None
     iterators: int = 0
+    collates_rows: bool = False
 
 
 def batches_of(inputs: Sequence[StepInputs]) -> list[Batch]:

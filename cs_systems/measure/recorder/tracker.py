@@ -68,6 +68,7 @@ class Tracker(Guest):
         seen: all phases that have begun so far.
         calls: the number of calls of the models in this step by the result of `call_of`.
         iterators: the number of iterators that data loaders began in this step.
+        collates_rows: a data loader has put single rows of tensors in memory together into a batch in this step.
         has_workers: a data loader with workers has given a batch so far.
         has_ranges: each phase is also a range of the active profiler.
         distinguishes_gradients: a forward pass that autograd does not record has a name of its own in samples of the
@@ -96,7 +97,7 @@ class Tracker(Guest):
         self._ranges, self._label, self.has_ranges = _Annotations(), OpenLabel(), False
         self.seen: set[str] = set()
         self.calls: Counter[Call] = Counter()
-        self.iterators = 0
+        self.iterators, self.collates_rows = 0, False
         self.has_workers = False
         self.before_next: Callable[[], object] | None = None
         self.observers = Observers()
@@ -129,7 +130,7 @@ class Tracker(Guest):
         self._found.clear()
         self._in_loss, self._rest, self.stepped = False, self.idle, False
         self.calls = Counter()
-        self.iterators = 0
+        self.iterators, self.collates_rows = 0, False
         self.timeline = Timeline(self._clocks, self.idle)
         self._label.switch((), self._ranges)
         self._show()

@@ -451,6 +451,10 @@ NUMBERS: dict[str, tuple[Evidence, float, float | None, str]] = {
                                                                   "time_s": 0.5, "mean_s": 0.125}]),
         0.75, None, f"of the program's own in fp32 (conv2d_{53 * 'a'}, 125 ms each): ",
     ),
+    "own_python: copies of a batch are no preparation": (
+        step({"own_python": [fed(0.25, "asdict"), own("f", 8, 0.125)]}, other=0.375), 0.375, 0.625,
+        "own Python, which copies all fields of a dataclass, tensors too: batches() at train.py:8, asdict (25%), ",
+    ),
     "own_python: of three, in steps that wait for a rank": (
         step({"own_python": [*(own(name, 1, 0.25) for name in "abcd"), fed(0.125) | {"share": 0.25}], "loop_ranks": [
             RANK | {"step_s": 0.5, "other_s": 0.25}, RANK | {"leads": False, "other_s": 0.9}]}, other=0.125),

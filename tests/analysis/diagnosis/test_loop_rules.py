@@ -1497,6 +1497,25 @@ def test_loader_that_is_restarted_in_each_step_is_named(begun: int, is_anew: boo
     assert found.remedy.startswith("make the loader and its iterator once" if is_anew else "raise the data loader's")
 
 
+@pytest.mark.parametrize(("collated", "is_named"), [(4, False), (5, True)])
+def test_rows_in_memory_that_a_loader_puts_together_have_a_remedy_of_their_own(collated: int, is_named: bool) -> None:
+    phases = {"input": 0.05, "forward": 0.05}
+    measurement = Measurement("monotonic", (Sample(0, False, 0.1, phases, phases),) * 10, 0.0)
+    tables = {"iterators": [{"steps": 10, "with_new": 0, "collated": collated}]}
+    (found,) = causes(replace(loop(tables), measurement=measurement))
+    assert found.remedy.startswith("the data are tensors in memory" if is_named else "raise the data loader's")
+
+
+def test_collections_while_the_main_process_loads_belong_to_the_wait() -> None:
+    phases = {"input": 0.05, "forward": 0.05}
+    measurement = Measurement("monotonic", (Sample(0, False, 0.1, phases, phases),) * 10, 0.0)
+    tables = {"garbage_collection": [collected(1.6, function="train", place="train.py:8")],
+              "own_python": [own("train", 8, 0.04, phase="input")]}  # fmt: skip
+    (found,) = causes(replace(loop(tables), measurement=measurement))
+    assert found.code == "data-input"
+    assert "for which Python's garbage collector runs too (40% of the loop)" in found.cause
+
+
 def test_end_of_an_iterator_made_for_one_step_belongs_to_the_wait() -> None:
     phases = {"input": 0.05, "forward": 0.03, "other": 0.02}
     measurement = Measurement("monotonic", (Sample(0, False, 0.1, phases, phases),) * 10, 0.0)

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from cs_systems import Recorder
+from cs_systems.analysis.comparison.loop_findings import ITERATORS
 from cs_systems.measure.recorder import hooks
 from cs_systems.record import Measurement
 from tests.measure.recorder.loops import CLEAN, Ticks, batches, loader, loss_of, net, train
@@ -69,6 +70,25 @@ def test_workers_of_a_data_loader_are_noted(workers: int, tmp_path: Path) -> Non
                 model(batch).sum().backward()
                 optimizer.step()
     assert recorder._has_workers == bool(workers)
+
+
+@pytest.mark.parametrize(
+    ("options", "collated"),
+    [({"batch_size": 4}, 3), ({"batch_size": 4, "collate_fn": list}, 0), ({"batch_size": None}, 0)],
+)
+def test_rows_in_memory_that_a_loader_puts_together_are_noted(
+    options: dict[str, Any], collated: int, tmp_path: Path
+) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader: Any = DataLoader(Subset(TensorDataset(torch.randn(48, 4)), range(40)), **options)
+    with Recorder(model, optimizer, out=tmp_path, warmup=1, steps=3, profile="none", device="cpu") as recorder:
+        for batch in loader:
+            with recorder.step():
+                model(batch[0] if isinstance(batch[0], torch.Tensor) else batch[0][0]).sum().backward()
+                optimizer.step()
+    rows = ITERATORS.of(recorder.records[0].results)
+    assert [row["collated"] for row in rows] == ([collated] if collated else [])
 
 
 def test_time_after_forward_does_not_count_as_loss_without_backward(tmp_path: Path) -> None:
