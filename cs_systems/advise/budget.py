@@ -28,6 +28,7 @@ class Budgeted:
 
     def __post_init__(self) -> None:
         self._until_s, self._took_s = self.clock() + self.budget_s, list[float]()
+        self._has_known = False
 
     def left_s(self) -> float:
         return self._until_s - self.clock()
@@ -39,8 +40,9 @@ class Budgeted:
         """Return the median time of the latest processes in s, which a single one that compiles hardly changes.
 
         The first one, which reads libraries from the disk and fills compilers' caches, counts only while it is alone.
+        A search that goes on reads records until it comes to the first new process, which the time must not prevent.
         """
-        return median(self._took_s[1:][-LATEST:] or self._took_s or [self.first_s])
+        return median(self._took_s[1:][-LATEST:] or self._took_s or [0.0 if self._has_known else self.first_s])
 
     def proof_s(self, is_kept: bool) -> float:
         """Return the time of the last comparison in s. is_kept: whether an option is kept, which it will prove."""
@@ -60,6 +62,10 @@ class Budgeted:
     def extend(self, seconds: float) -> None:
         """Add to the time, for what follows the search."""
         self.budget_s, self._until_s = self.budget_s + seconds, self._until_s + seconds
+
+    def knows(self) -> None:
+        """Count a process that an earlier search measured, and that takes no time now."""
+        self._has_known = True
 
     def took(self, seconds: float) -> None:
         """Count a process; not one that was ended at its time limit, which shows nothing of the others."""

@@ -89,7 +89,9 @@ class CellBench(Budgeted):
     def _together(self, configs: Sequence[RunConfig], number: int = 0) -> list[RunRecord]:
         """Return the records of cells; measure those without a record together, in the latest process."""
         missing = [one for one in configs if (one.key(), number) not in self._known]
-        if missing:
+        if not missing:
+            self.knows()
+        else:
             began_s = self.clock()
             for record in self._measured(missing, number):
                 self._known[record.run_config.key(), number] = record

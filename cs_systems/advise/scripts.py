@@ -89,6 +89,7 @@ class ScriptBench(Budgeted):
         assert isinstance(cell, ScriptPlan)
         folder = self.folder / _name(cell, number)
         if known := _recorded(folder):
+            self.knows()
             return known
         if self.may_fork and self._imports() is None:
             first = self.folder / FIRST

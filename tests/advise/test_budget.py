@@ -28,6 +28,16 @@ def test_no_trial_takes_the_time_of_the_others_or_of_the_proof() -> None:
     assert (bench.left_s(), bench.spent_s()) == (70.0, 170.0)
 
 
+def test_records_of_an_earlier_search_are_read_whatever_time_a_process_is_assumed_to_take() -> None:
+    bench = Bench()
+    assert bench.process_s() == bench.first_s
+    bench.knows()
+    assert (bench.process_s(), bench.proof_s(is_kept=False)) == (0.0, 0.0)
+    bench.took(6.0)
+    bench.knows()
+    assert (bench.process_s(), bench.proof_s(is_kept=False)) == (6.0, 24.0)
+
+
 def test_usual_process_is_one_of_the_latest() -> None:
     bench = Bench()
     for seconds in (*[2.0] * 20, *[16.0] * 4):  # a compiler is kept
