@@ -112,7 +112,8 @@ class Sampler:
         # latter's CPU time
         self._asked: tuple[float, float, float, float] | None = None
         self._stack: _Stack | None = None  # of the main thread
-        self._asked_lines: tuple[tuple[Line, ...], Line | None] | None = None  # at which the sample was requested
+        # what was requested, and the lines of the main thread at that time
+        self._asked_lines: tuple[tuple[float, ...], tuple[tuple[Line, ...], Line | None] | None] | None = None
         self._last_step, self._lost_before_s = -1, 0.0
         self._last = time.perf_counter(), 0.0, 0.0  # time of the last sample, and the running totals at that time
         self._look_s = 0.0  # how long it took
@@ -202,10 +203,12 @@ class Sampler:
             self._switch_often()
             if self._asked is None and time.perf_counter() - self._last[0] >= REST * self._look_s:
                 # first, because the sample may be taken before the call returns
-                self._asked_lines = self._stack.lines() if self._stack is not None else None
-                self._asked = time.perf_counter(), waiting.total_s(), self._main.total_s(), self._main_cpu_s()
+                asked = time.perf_counter(), waiting.total_s(), self._main.total_s(), self._main_cpu_s()
+                self._asked = asked
                 if ctypes.pythonapi.Py_AddPendingCall(self._call, None) != 0:
                     self._asked = None
+                elif self._stack is not None:  # after the request: a short call that ends meanwhile is not made longer
+                    self._asked_lines = asked, self._stack.lines()
             time.sleep(PERIOD_S if self._samples_all else SLOW_PERIOD_S)
 
     def _left_s(self) -> float:
@@ -234,7 +237,9 @@ class Sampler:
             last_s = begin_s if self._samples_all else max(begin_s + limit_s, last_s)
             was_lost_s = self._lost_before_s if last_s == begin_s else lost_s
             self._last_step = number
-        chain, leaf = self._asked_lines or own_lines(sys._getframe(1))
+        known = self._asked_lines  # of an earlier request, if this one is served before they are read
+        at_request = known[1] if known is not None and known[0] is asked else None
+        chain, leaf = at_request or own_lines(sys._getframe(1))
         collected_s = max(0.0, lost_s - was_lost_s)
         before = self.samples[-1] if self.samples else None
         stays = before and before.step == number and before.leaf and leaf and leaf[0] is before.leaf[0]
