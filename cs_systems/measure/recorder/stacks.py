@@ -237,8 +237,8 @@ class Sampler:
             last_s = begin_s if self._samples_all else max(begin_s + limit_s, last_s)
             was_lost_s = self._lost_before_s if last_s == begin_s else lost_s
             self._last_step = number
-        known = self._asked_lines  # of an earlier request, if this one is served before they are read
-        at_request = known[1] if known is not None and known[0] is asked else None
+        noted = self._asked_lines  # of an earlier request, if this one is served before they are read
+        at_request = noted[1] if noted is not None and noted[0] is asked else None
         chain, leaf = at_request or own_lines(sys._getframe(1))
         collected_s = max(0.0, lost_s - was_lost_s)
         before = self.samples[-1] if self.samples else None
