@@ -158,6 +158,16 @@ class UpdatesRow(TypedDict):
     changed: int
 
 
+class NeverSteppedRow(TypedDict):
+    """Backward passes of a script that ended without a step of an optimizer and without a change of its weights."""
+
+    optimizer: str
+    parameters: int  # with a gradient
+    passes: int
+    backward: str | None  # own line of the last pass that was looked at
+    step: str | None  # own line around it that calls an optimizer's step()
+
+
 class RemadeOptimizersRow(TypedDict):
     """Steps of an optimizer that was made anew since the step before, so that its state began anew too."""
 
@@ -686,6 +696,7 @@ SINGLE_ELEMENTS = Table("single_elements", SingleElementsRow, "lines that use si
 REPEATED_FORWARD = Table("repeated_forward", RepeatedForwardRow, "forward repeated in backward")
 OUTCOME = Table("outcome", OutcomeRow, "outcome of the timed steps")
 UPDATES = Table("updates", UpdatesRow, "steps of the optimizers that were looked at")
+NEVER_STEPPED = Table("never_stepped", NeverSteppedRow, "backward passes without any step of an optimizer")
 REMADE_OPTIMIZERS = Table("remade_optimizers", RemadeOptimizersRow, "optimizers that were made anew")
 FUSED_UPDATES = Table("fused_updates", FusedUpdateRow, "updates tried as fused ones")
 DENORMALS = Table("denormals", DenormalsRow, "denormal numbers in optimizers")

@@ -145,6 +145,7 @@ def diagnose(records: RunRecord | Iterable[RunRecord]) -> Answer:
 
     Raises ConfigError for anything that is not a record.
     """
+    from cs_systems.analysis.comparison.loop_findings import NEVER_STEPPED
     from cs_systems.analysis.diagnosis._evidence import of_records
     from cs_systems.analysis.diagnosis._measured import timed_cells, with_measured
     from cs_systems.record import as_records, computation
@@ -152,7 +153,7 @@ def diagnose(records: RunRecord | Iterable[RunRecord]) -> Answer:
     records = as_records(records)
     cells: dict[Any, list[RunRecord]] = {}
     for record in records:
-        if record.status == "ok":
+        if record.status == "ok" or NEVER_STEPPED.name in record.results:
             cells.setdefault(computation(record), []).append(record)
     judged = [(of_cell[-1].run_config, apply_rules(of_records(of_cell))) for of_cell in cells.values()]
     by_code: dict[str, list[tuple[Diagnosis, RunConfig]]] = {}

@@ -15,7 +15,7 @@ from cs_systems.analysis.attribution.overlap import RANK_OVERLAP
 from cs_systems.analysis.attribution.tables import KernelRow, gaps, kernels, ranges, steps
 from cs_systems.analysis.attribution.tables import phases as phase_rows
 from cs_systems.analysis.attribution.usual_steps import START_UP
-from cs_systems.analysis.comparison.loop_findings import EMPTY_CLIPPING, OUTCOME, SLOW_STEPS
+from cs_systems.analysis.comparison.loop_findings import EMPTY_CLIPPING, NEVER_STEPPED, OUTCOME, SLOW_STEPS
 from cs_systems.analysis.diagnosis._memory_use import HISTORY, MemoryUse, memory_of_record, memory_of_snapshot
 from cs_systems.analysis.diagnosis._sound import Sound
 from cs_systems.analysis.replay.clean import Clean
@@ -116,7 +116,7 @@ class Evidence:
     @property
     def is_empty(self) -> bool:
         """Flag for evidence without a timed step, kernels, a peak, a request that failed, or a loop's outcome."""
-        if self.usual is not None or OUTCOME.name in self.tables:
+        if self.usual is not None or not {OUTCOME.name, NEVER_STEPPED.name}.isdisjoint(self.tables):
             return False
         has_times = self.measurement is not None or {"steps", "overlap"} & {*self.tables} or self.job is not None
         return self.memory is None and self.failure is None and not (has_times and self.step_s)
@@ -427,8 +427,8 @@ def of_records(records: Sequence[RunRecord]) -> Evidence:
     for record in records:  # a loop's tables are in the record of its last stage, with whichever profiler that ran
         if rows := EXPERIMENTS.of(record.results):
             tables = {**tables, **EXPERIMENTS.filled(rows)}
-    if not timed:  # a loop with a loss that is NaN has no times
-        for name in (OUTCOME.name, EMPTY_CLIPPING.name):
+    if not timed:  # a loop with a loss that is NaN has no times, and one without a step of an optimizer has none
+        for name in (OUTCOME.name, EMPTY_CLIPPING.name, NEVER_STEPPED.name):
             kept = next((record.results[name] for record in records if record.results.get(name)), None)
             tables = {**tables, name: kept} if kept else tables
     last = records[-1]

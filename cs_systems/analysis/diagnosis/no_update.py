@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from cs_systems.analysis.comparison.loop_findings import OUTCOME, UNUSED_GRADIENTS, UPDATES, UpdatesRow
+from cs_systems.analysis.comparison.loop_findings import NEVER_STEPPED, OUTCOME, UNUSED_GRADIENTS, UPDATES, UpdatesRow
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis._forms import of_training
 from cs_systems.core.units import counted
 
 FEWEST = 3  # steps; a learning rate that begins at 0 may affect only the first
+FEWEST_PASSES = 10  # without any step; an accumulation may have some
 HALF = ("bfloat16", "float16")
 CLEARED = "call optimizer.zero_grad() before the backward pass or after optimizer.step(), and not between the two"
 OTHERS = "make the optimizer from the parameters of the model that is trained, after copying, wrapping or moving it"
@@ -16,11 +17,14 @@ MISSING = "find what separates them from the loss: detach(), torch.no_grad(), re
 ZERO = "find what multiplies the loss by 0, clamps it, or saturates"
 RATE = "set the lr of the optimizer's param_groups, and check the scheduler that sets it"
 ROUNDED = "keep the weights in float32 and compute under torch.autocast"
+STEP = "call optimizer.step() after the backward passes, also for the last, shorter accumulation"
 UNKNOWN = "find what restores the weights after optimizer.step(), or makes the updates too small"
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find an optimizer with parameters that are all the same before and after the timed steps, and the reason."""
+    if (never := _never_stepped(evidence)) is not None:
+        return never
     outcome = OUTCOME.first(evidence.tables)
     if outcome is not None and (outcome.get("fault") or outcome.get("skipped_steps")):
         return None  # another rule reports it
@@ -38,6 +42,17 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if row not in still:  # the weights may still change by weight decay
         what = f"no gradient comes to {row['optimizer']} in {counted(row['steps'], 'step')} that were looked at"
     return of_training(f"{what}{reason}", remedy, broken)
+
+
+def _never_stepped(evidence: Evidence) -> Diagnosis | None:
+    """Return the diagnosis of a script that ended before an optimizer stepped."""
+    row = NEVER_STEPPED.first(evidence.tables)
+    if row is None or row["passes"] < FEWEST_PASSES:
+        return None
+    places = [f"{what} at {place}" for what, place in (("backward", row["backward"]), ("step()", row["step"])) if place]
+    where = f" ({', '.join(places)})" if places else ""
+    cause = f"the optimizer never stepped: {row['optimizer']} updates no weight in {row['passes']} backward passes"
+    return of_training(f"{cause}{where}", STEP, [row])
 
 
 def _reason(row: UpdatesRow, evidence: Evidence) -> tuple[str, str] | None:

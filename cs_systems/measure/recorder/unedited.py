@@ -19,7 +19,7 @@ import itertools
 import os
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -31,13 +31,15 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from cs_systems.analysis.comparison.loop_findings import OTHER, UnsampledRow
+from cs_systems.analysis.comparison.loop_findings import NEVER_STEPPED, OTHER, NeverSteppedRow, UnsampledRow
 from cs_systems.core.caveats import REMEDIES, Caveat
+from cs_systems.instrument.annotate import hidden_from_modes
 from cs_systems.instrument.compiler import Observation, is_tracing, passed_through, replaced, untraced
 from cs_systems.measure.recorder import _ranks, hooks
 from cs_systems.measure.recorder.forward_loop import ForwardLoop, ForwardRecorder, may_train
 from cs_systems.measure.recorder.guard import as_guest
 from cs_systems.measure.recorder.inputs import StepInputs
+from cs_systems.measure.recorder.never_stepped import NeverStepped
 from cs_systems.measure.recorder.own_tools import OwnTools
 from cs_systems.measure.recorder.phases import BACKWARD, FORWARD, Call, Cut
 from cs_systems.measure.recorder.recorder import Recorder
@@ -136,6 +138,7 @@ class ScriptRecorder(Recorder):
         self._later, self._counting = Counter[_Key](), Observation()
         self._recorded: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._found, self._finding = 0, Observation()
+        self._never_stepped = NeverStepped()
         self.records = []
         self.failure: str | None = None
         self._state = "new"
@@ -362,7 +365,7 @@ class ScriptRecorder(Recorder):
             self._stepped(optimizer)
         self._latest = None
 
-    def _backward_ended(self, *args: Any, **_: Any) -> None:
+    def _backward_ended(self, *args: Any, **options: Any) -> None:
         """Record a step if no optimizer was seen to end one, because it may run inside a compiled function."""
         tracker = self._tracker
         if tracker is not None and not tracker.observes():
@@ -373,6 +376,9 @@ class ScriptRecorder(Recorder):
         if not self._ends_with_backward and self._first is None:
             known = {each for reference in self._optimizers if (each := reference()) is not None}
             self._ends_with_backward = self._updates.are_new(known) and not _in_optimizer_step()
+            if tracker is not None and not self._ends_with_backward and options.get("accumulate_grad", True):
+                with tracker.unobserved(), hidden_from_modes(), torch.no_grad():
+                    self._never_stepped.backward_ended(args[0], known, self._subject.models)
         if self._ends_with_backward:
             self._iterated()
 
@@ -466,6 +472,8 @@ class ScriptRecorder(Recorder):
 
     def _record(self, stage: Stage, ended: str | None, error: BaseException | None) -> RunRecord:
         record = super()._record(stage, ended, error)
+        if record.status == "error" and (rows := self._without_steps(error)):
+            return replace(record, results={**record.results, **NEVER_STEPPED.filled(rows)})
         if record.status == "ok" and not self._subject.optimizers:
             seen = "was seen to step, because it runs inside a compiled function" if self._optimizers else "stepped"
             what = f"no optimizer {seen}: a step is one backward pass"
@@ -476,12 +484,19 @@ class ScriptRecorder(Recorder):
         kept = (caveat for caveat in record.warnings if caveat.code != "unstable")  # the steps differ in kind
         return replace(record, warnings=(*kept, Caveat("mixed-steps", what, REMEDIES["mixed-steps"])))
 
+    def _without_steps(self, error: BaseException | None) -> Sequence[NeverSteppedRow]:
+        """Return the row of the backward passes of a script that ended by itself without a step of an optimizer."""
+        is_by_itself = error is None or (isinstance(error, SystemExit) and not error.code)
+        return self._never_stepped.rows() if is_by_itself and not self._found else ()
+
     def _when_ended(self, stage: Stage) -> str:
         return super()._when_ended(stage) if self._found else "before an optimizer stepped"
 
     def _remedy(self, stage: Stage, error: BaseException | None) -> str:
         if self._found or isinstance(error, Exception):
             return super()._remedy(stage, error)
+        if self._without_steps(error):
+            return "call step() of an optimizer after the backward passes, or let it run longer"
         return f"let it run longer, or, if it updates its parameters itself, {REMEDIES['no-optimizer']}"
 
     def _why_unsampled(self) -> UnsampledRow:

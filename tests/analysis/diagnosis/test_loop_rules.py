@@ -100,6 +100,7 @@ DERIVED = {"steps": 4, "of_steps": 4, "calls": 12.0, "again": 8.0, "share": 0.6,
 CHECKS = {"distribution": "Normal", "function": "Net.gaussian", "place": "train.py:8", "waits": 300, "time_s": 0.012,
           "step_waits": 350, "step_time_s": 0.024}  # fmt: skip
 BROADCAST = {"shape": "192 × 192 × 128", "elements": 4_718_592, "from_elements": 49_152, "to_elements": 36_864}
+NEVER = {"optimizer": "AdamW", "parameters": 8, "passes": 96, "backward": "train.py:8", "step": "train.py:10"}
 REMADE = {"optimizer": "Adam", "steps": 11, "made": 11, "state": "exp_avg, exp_avg_sq"}
 TWICE = {"function": "softmax", "loss": "cross_entropy", "passes": 10, "of_passes": 10}
 UNREGISTERED = {"holder": "Net.layers", "parameters": 4, "elements": 8_320, "largest": "64 × 64", "passes": 10}
@@ -791,6 +792,9 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"same_derivatives": [DERIVED | {"of_steps": 9}]}, {"same_derivatives": [DERIVED | {"of_steps": 8}]},
     ),
     "no-update: no parameter": ({"updates": [updates(changed=1)]}, {"updates": [updates(changed=0)]}),
+    "no-update: 10 passes without a step": (
+        {"never_stepped": [NEVER | {"passes": 9}]}, {"never_stepped": [NEVER | {"passes": 10}]},
+    ),
     "no-update: 3 steps": ({"updates": [updates(changed=0, compared_steps=2)]},
                            {"updates": [updates(changed=0, compared_steps=3)]}),
     "no-update: gradients cleared before each step": (
@@ -911,6 +915,23 @@ def test_model_without_an_optimizer_is_named() -> None:
     assert (
         "gets a gradient, but 16 parameters that no optimizer holds, such as Net.a.weight, do: make"
         in found[0].sentence
+    )
+
+
+@pytest.mark.parametrize(
+    ("known", "where"),
+    [
+        ({}, " (backward at train.py:8, step() at train.py:10)"),
+        ({"step": None}, " (backward at train.py:8)"),
+        ({"step": None, "backward": None}, ""),
+    ],
+)
+def test_script_without_any_step_of_an_optimizer_is_named(known: dict[str, Any], where: str) -> None:
+    (found,) = apply_rules(Evidence({"never_stepped": [NEVER | known]}, None, LOOP, judged="the step")).diagnoses
+    assert (found.code, found.sentence) == (
+        "no-update",
+        f"the optimizer never stepped: AdamW updates no weight in 96 backward passes{where}: call optimizer.step() "
+        "after the backward passes, also for the last, shorter accumulation",
     )
 
 
