@@ -146,6 +146,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "straggler": ("straggler",),
     "tensor-copies": ("needless-copies",),
     "too-many-threads": ("thread-oversubscription",),
+    "undone-update": ("undone-update", "no-update"),
     "unfused-attention": ("unfused-attention",),
     "unfused-elementwise": ("elementwise-chain",),
     "unfused-optimizer": ("unfused-optimizer",),

@@ -28,6 +28,7 @@ CODES = {code for _, code in FAULTS.values()} | {"double-precision", "own-tools"
 WRONG = {
     "replaced-parameters",
     "remade-optimizers",
+    "undone-update",
     "samples-as-time",
     "same-randomness",
     "evaluation-mode",
