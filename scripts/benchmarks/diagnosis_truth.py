@@ -159,6 +159,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "value-checks": ("host-python",),
     "whole-jacobians": ("repeated-backward",),
     "written-tensors": ("logging",),
+    "zero-gradients": ("cut-gradients", "no-update"),
 }
 NAMES = {
     r"garbage|gc\.collect|\bcollect\b": "garbage-collection",

@@ -179,6 +179,18 @@ class UndoneUpdatesRow(TypedDict):
     place: str | None
 
 
+class ZeroGradientsRow(TypedDict):
+    """Parameters to which each way from the losses goes through an operator without a slope, in all observed steps."""
+
+    parameters: int
+    of_parameters: int  # that the optimizers hold
+    first: str | None  # name of one of them
+    operator: str  # such as "round"
+    function: str | None  # function of the program that calls it; "" for the body of a script
+    place: str | None
+    steps: int
+
+
 class RemadeOptimizersRow(TypedDict):
     """Steps of an optimizer that was made anew since the step before, so that its state began anew too."""
 
@@ -709,6 +721,7 @@ OUTCOME = Table("outcome", OutcomeRow, "outcome of the timed steps")
 UPDATES = Table("updates", UpdatesRow, "steps of the optimizers that were looked at")
 NEVER_STEPPED = Table("never_stepped", NeverSteppedRow, "backward passes without any step of an optimizer")
 UNDONE_UPDATES = Table("undone_updates", UndoneUpdatesRow, "updates that the program undoes")
+ZERO_GRADIENTS = Table("zero_gradients", ZeroGradientsRow, "gradients of zeros behind an operator without a slope")
 REMADE_OPTIMIZERS = Table("remade_optimizers", RemadeOptimizersRow, "optimizers that were made anew")
 FUSED_UPDATES = Table("fused_updates", FusedUpdateRow, "updates tried as fused ones")
 DENORMALS = Table("denormals", DenormalsRow, "denormal numbers in optimizers")

@@ -103,6 +103,8 @@ BROADCAST = {"shape": "192 × 192 × 128", "elements": 4_718_592, "from_elements
 NEVER = {"optimizer": "AdamW", "parameters": 8, "passes": 96, "backward": "train.py:8", "step": "train.py:10"}
 UNDONE = {"optimizer": "Adam", "steps": 11, "undone": 11, "share": 0.98, "function": "soft_update",
           "place": "train.py:8"}  # fmt: skip
+ROUNDED = {"parameters": 4, "of_parameters": 8, "first": "Codec.encoder.0.weight", "operator": "round",
+           "function": "Codec.forward", "place": "train.py:8", "steps": 6}  # fmt: skip
 REMADE = {"optimizer": "Adam", "steps": 11, "made": 11, "state": "exp_avg, exp_avg_sq"}
 TWICE = {"function": "softmax", "loss": "cross_entropy", "passes": 10, "of_passes": 10}
 UNREGISTERED = {"holder": "Net.layers", "parameters": 4, "elements": 8_320, "largest": "64 × 64", "passes": 10}
@@ -325,6 +327,13 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         "the weights back by at least 98% of what the step changed: do not write into the weights that are trained: a "
         "soft update or an average writes into the target or the copy, and weights that are swapped for an evaluation "
         "are restored after it",
+    ),
+    "zero-gradients": (
+        loop({"zero_gradients": [ROUNDED]}),
+        None,
+        "torch.round in Codec.forward() at train.py:8 has a gradient of zeros: 4 of 8 parameters, such as "
+        "Codec.encoder.0.weight, learn nothing, because each way from the loss to them goes through such an operator: "
+        "pass the gradient straight through: y + (torch.round(y) - y).detach() in place of torch.round(y)",
     ),
     "paired-targets": (
         loop({"paired_targets": [PAIRED]}),
@@ -578,6 +587,10 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "undone-update: all steps": (
         {"undone_updates": [UNDONE | {"undone": 10}]}, {"undone_updates": [UNDONE | {"function": ""}]},
+    ),
+    "zero-gradients: 3 steps": (
+        {"zero_gradients": [ROUNDED | {"steps": 2}]},
+        {"zero_gradients": [ROUNDED | {"steps": 3, "first": None, "place": None}]},
     ),
     "paired-targets: 2 steps": (
         {"paired_targets": [PAIRED | {"steps": 1, "of_steps": 1}]},

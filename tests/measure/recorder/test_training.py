@@ -29,6 +29,7 @@ WRONG = {
     "replaced-parameters",
     "remade-optimizers",
     "undone-update",
+    "zero-gradients",
     "samples-as-time",
     "same-randomness",
     "evaluation-mode",

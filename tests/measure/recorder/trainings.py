@@ -18,7 +18,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
-from tests.measure.recorder import drawn_codes, set_back
+from tests.measure.recorder import drawn_codes, rounding, set_back
 
 Step = Callable[[], None]
 STEPS_OF_A_LOOP = 60  # at most, of a recorded one
@@ -1346,6 +1346,7 @@ FAULTS: dict[str, tuple[Callable[[], Step], str]] = {  # name → (the loop, the
     **{name: (loop, "cut-samples") for name, loop in drawn_codes.FAULTS.items()},
     **{name: (loop, "decompositions") for name, loop in drawn_codes.WITH_MATRICES.items()},
     **set_back.FAULTS,
+    **{name: (loop, "zero-gradients") for name, loop in rounding.FAULTS.items()},
 }
 
 
@@ -2037,4 +2038,5 @@ SOUND: dict[str, Callable[[], Step]] = {
     "ensemble": lambda: regression(lambda prediction, target: ((prediction - target[:, None]) ** 2).mean(), outputs=16),
     **drawn_codes.SOUND,
     **set_back.SOUND,
+    **rounding.SOUND,
 }
