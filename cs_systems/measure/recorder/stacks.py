@@ -1,11 +1,11 @@
 """Samples of the main thread's stack: the lines of the program's own code that take its time.
 
-A thread asks the interpreter every millisecond or two to call a function in the main thread, which takes the sample. A
-sample is weighted by the time since the previous one. During one long call the interpreter takes none; the next one
-gets all of its time. The interpreter takes it at the next call or jump, which may be some lines later, as `x / 2` and
-`x[i]` are no calls: so the lines are those of the main thread's stack when the sample was requested, if it did not
-change while they were read. Time in which the thread itself waited for a core counts only if the function is still the
-same. The thread either samples all the time, or sleeps until a step lasts much longer than usual.
+A thread asks the interpreter every millisecond or two to call a function in the main thread, which looks at its own
+stack. A sample is weighted by the time since the previous one. During one long call the interpreter takes no sample;
+the next one, at the same line, gets all of its time. It takes none either at the end of an operator such as `x / 2` or
+`x[i]`, but some lines later: so if the main thread is in one, which has given Python's lock away, the asking thread
+notes its lines, and until when it saw it there. Time in which the thread itself waited for a core counts only if the
+function is still the same. The thread either samples all the time, or sleeps until a step lasts much longer than usual.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType, NoneType
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType, NoneType
 from typing import Any, NamedTuple
 
 import torch
@@ -42,6 +42,7 @@ LONGEST_SLEEP_S = 1.0
 # before it.
 SWITCH_S = 1e-5
 _SET_TIMER_SLACK, _SLACK_NS = 29, 1000  # arguments of prctl, so that sleeps of the thread end on time
+UNSEEN = 2.0  # times the period after which the main thread no longer is where it was seen
 REST = 4.0  # times as long as a look lasts until the next; under a tracer of the program, a look may last milliseconds
 MOST_SAMPLES = 50_000
 SAMPLER = "cs-systems-sampler"  # name of the thread
@@ -55,6 +56,7 @@ _TORCH = f"{Path(torch.__file__).parent}/"
 _CALLEE = re.compile(r"(?:await\s+)?([A-Za-z_][\w.]*(?:\([^()]*\)\.[\w.]+)*)\s*\(")
 _READS = ("LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME")  # beginnings: there are variants, such as of two names
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
+_OPERATORS = ("BINARY_", "STORE_SUBSCR", "STORE_SLICE", "COMPARE_OP", "UNARY_")  # beginnings
 MOST_BYTES = 8_000  # of a function's instructions; to look through more, the program would pause for too long
 DEEPEST = 2  # lists inside lists with a first element that is looked at
 _HOLD_LOCALS = {"locals", "vars", "eval", "exec"}  # functions that use the dictionary of their caller's variables
@@ -108,12 +110,8 @@ class Sampler:
         self._thread: threading.Thread | None = None
         self._ends = False
         self._switch_s: float | None = None
-        # when a sample was requested, and until then the waiting times of this thread and of the main thread, and the
-        # latter's CPU time
-        self._asked: tuple[float, float, float, float] | None = None
+        self._asked: _Request | None = None
         self._stack: _Stack | None = None  # of the main thread
-        # what was requested, and the lines of the main thread at that time
-        self._asked_lines: tuple[tuple[float, ...], tuple[tuple[Line, ...], Line | None] | None] | None = None
         self._last_step, self._lost_before_s = -1, 0.0
         self._last = time.perf_counter(), 0.0, 0.0  # time of the last sample, and the running totals at that time
         self._look_s = 0.0  # how long it took
@@ -203,12 +201,17 @@ class Sampler:
             self._switch_often()
             if self._asked is None and time.perf_counter() - self._last[0] >= REST * self._look_s:
                 # first, because the sample may be taken before the call returns
-                asked = time.perf_counter(), waiting.total_s(), self._main.total_s(), self._main_cpu_s()
-                self._asked = asked
+                now = time.perf_counter()
+                request = _Request(now, waiting.total_s(), self._main.total_s(), self._main_cpu_s())
+                self._asked = request
                 if ctypes.pythonapi.Py_AddPendingCall(self._call, None) != 0:
                     self._asked = None
                 elif self._stack is not None:  # after the request: a short call that ends meanwhile is not made longer
-                    self._asked_lines = asked, self._stack.lines()
+                    request.lines, request.seen_s = self._stack.in_operator(), now
+            elif (pending := self._asked) is not None and pending.lines is not None and self._stack is not None:
+                now = time.perf_counter()
+                if self._stack.in_operator() == pending.lines:
+                    pending.seen_s = now
             time.sleep(PERIOD_S if self._samples_all else SLOW_PERIOD_S)
 
     def _left_s(self) -> float:
@@ -227,30 +230,41 @@ class Sampler:
             return 0
         asked, self._asked = self._asked, None
         step, now = self._step, time.perf_counter()
-        if step is None or self._ends or self._own or self._left_s() > 0 or asked is None:
+        if step is None or self._ends or self._own or self._left_s() > 0 or asked is None or _is_traced():
             return 0
         number, begin_s, limit_s = step
         waited_s, lost_s = self._waiting.total_s() if self._waiting else 0.0, self._lost_s()
-        asked_s, waited_till_then_s, main_waited_s, main_cpu_s = asked
         last_s, was_waited_s, was_lost_s = self._last
         if number != self._last_step:  # the time before belongs to another step
             last_s = begin_s if self._samples_all else max(begin_s + limit_s, last_s)
             was_lost_s = self._lost_before_s if last_s == begin_s else lost_s
             self._last_step = number
-        noted = self._asked_lines  # of an earlier request, if this one is served before they are read
-        at_request = noted[1] if noted is not None and noted[0] is asked else None
-        chain, leaf = at_request or own_lines(sys._getframe(1))
+        lines, seen = own_lines(sys._getframe(1)), asked.lines
+        leaf = (seen or lines)[1]
         collected_s = max(0.0, lost_s - was_lost_s)
         before = self.samples[-1] if self.samples else None
         stays = before and before.step == number and before.leaf and leaf and leaf[0] is before.leaf[0]
-        before_s = max(0.0, asked_s - last_s - (0.0 if stays else waited_till_then_s - was_waited_s))
-        weight_s = max(0.0, before_s + now - max(asked_s, last_s) - collected_s)
-        is_plain = leaf is not None and self._samples_all and uses_no_tensor(sys._getframe(1), leaf)
+        before_s = max(0.0, asked.asked_s - last_s - (0.0 if stays else asked.waited_s - was_waited_s))
+        weight_s = max(0.0, before_s + now - max(asked.asked_s, last_s) - collected_s)
         # the scheduler counts a wait at its end, so that one in which the sample was requested is subtracted whole
-        late_s = max(0.0, now - asked_s - (self._main.total_s() - main_waited_s), self._main_cpu_s() - main_cpu_s)
-        sequence = torch._C._autograd._get_sequence_nr()
-        phase = self._phase_of()
-        self.samples.append(Sample(number, phase, chain, leaf, weight_s, collected_s, is_plain, late_s, sequence))
+        waiting_s, cpu_s = self._main.total_s() - asked.main_waited_s, self._main_cpu_s() - asked.main_cpu_s
+        late_s = max(0.0, now - asked.asked_s - waiting_s, cpu_s)
+        phase, sequence = self._phase_of(), torch._C._autograd._get_sequence_nr()
+
+        def add(lines: tuple[tuple[Line, ...], Line | None], time_s: float, lost_s: float, late_s: float) -> None:
+            chain, leaf = lines
+            is_plain = leaf is not None and self._samples_all and uses_no_tensor(sys._getframe(2), leaf)
+            self.samples.append(Sample(number, phase, chain, leaf, time_s, lost_s, is_plain, late_s, sequence))
+
+        unseen_s = now - asked.seen_s
+        if seen is None:
+            add(lines, weight_s, collected_s, late_s)
+        elif unseen_s <= UNSEEN * (PERIOD_S if self._samples_all else SLOW_PERIOD_S):
+            add(seen, weight_s, collected_s, late_s)
+        else:  # the lock was kept since, as by `sorted`, so that this thread was not seen any more
+            rest_s = min(weight_s, unseen_s)
+            add(seen, weight_s - rest_s, collected_s, max(0.0, late_s - unseen_s))
+            add(lines, rest_s, 0.0, min(late_s, unseen_s))
         self._last = time.perf_counter(), waited_s, lost_s
         self._look_s = self._last[0] - now
         return 0
@@ -258,6 +272,19 @@ class Sampler:
 
 _Call = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _calls: list[Any] = []  # kept until the process ends, because Python may still have to run one of them
+
+
+class _Request:
+    """Request of a sample: its time, and until then the waiting times of the asking and the main thread, and CPU time.
+
+    lines: those of the main thread's stack, if it was in an operator. seen_s: when it was last seen there.
+    """
+
+    def __init__(self, asked_s: float, waited_s: float, main_waited_s: float, main_cpu_s: float) -> None:
+        self.asked_s, self.waited_s = asked_s, waited_s
+        self.main_waited_s, self.main_cpu_s = main_waited_s, main_cpu_s
+        self.lines: tuple[tuple[Line, ...], Line | None] | None = None
+        self.seen_s = asked_s
 
 
 class _Stack:
@@ -269,15 +296,35 @@ class _Stack:
     def __init__(self) -> None:
         self._state = _state()
 
-    def lines(self) -> tuple[tuple[Line, ...], Line | None] | None:
-        """Return the own lines of the stack; None if it has changed while it was read."""
+    def in_operator(self) -> tuple[tuple[Line, ...], Line | None] | None:
+        """Return the own lines of the stack; None if it changes meanwhile, or is not in an operator or index.
+
+        Another thread gets Python's lock while this one is in a call, at the start of a function, in a jump, or because
+        an operator has given the lock away. At the end of a call a requested sample is taken at once.
+        """
         try:
             frame = _frame_of(self._state)
-            at, lines = frame.f_lasti, own_lines(frame)
+            at = frame.f_lasti
+            if at // 2 not in _operators(frame.f_code):
+                return None
+            lines = own_lines(frame)
             is_same = _frame_of(self._state) is frame and frame.f_lasti == at
         except ValueError:  # the thread runs no Python any more
             return None
         return lines if is_same else None
+
+
+@functools.lru_cache(maxsize=512)
+def _operators(code: CodeType) -> frozenset[int]:
+    """Return the places of the instructions of a function that are operators, indices or comparisons."""
+    if len(code.co_code) > MOST_BYTES:
+        return frozenset()
+    return frozenset(each.offset // 2 for each in dis.get_instructions(code) if each.opname.startswith(_OPERATORS))
+
+
+def _is_traced() -> bool:
+    """Return whether a tracer or profiler in Python observes this thread, which would observe a look, too."""
+    return any(isinstance(each, (FunctionType, MethodType)) for each in (sys.gettrace(), sys.getprofile()))
 
 
 # prototypes of their own, because a program may set those of ctypes.pythonapi

@@ -379,11 +379,49 @@ def test_time_of_an_operator_that_is_no_call_belongs_to_its_own_line() -> None:
             torch.no_grad()
     finally:
         sampler.close()
+    times = by_source(sampler)
+    assert times["numbers / 255"] > 0.5 * sum(times.values())
+
+
+def by_source(sampler: Sampler) -> Counter[str]:
+    """Return the time of the samples by the text of their line."""
     times: Counter[str] = Counter()
     for sample in sampler.samples:
         if sample.leaf is not None:
             times[source_of(sample.leaf)] += sample.time_s  # type: ignore[assignment]
-    assert times["numbers / 255"] > 0.5 * sum(times.values())
+    return times
+
+
+def test_time_of_a_call_that_keeps_the_lock_does_not_belong_to_the_operator_before_it() -> None:
+    numbers, values = torch.ones(1_000_000), [*range(400_000)]
+    sampler = Sampler(lambda: None, lambda: 0.0)
+    sampler.sample_all(True)
+    sampler.step_begins(0, 0.0)
+    begin_s = time.perf_counter()
+    try:
+        while time.perf_counter() < begin_s + 0.5:
+            numbers / 255
+            values[::-1].sort()
+    finally:
+        sampler.close()
+    times = by_source(sampler)
+    assert times["values[::-1].sort()"] > times["numbers / 255"]
+
+
+def test_steps_under_a_tracer_in_python_are_not_sampled() -> None:
+    """The tracer would observe each look, and Python writes the variables that a look reads back to the program."""
+    sampler = Sampler(lambda: None, lambda: 0.0)
+    sampler.sample_all(True)
+    before, begin_s = sys.gettrace(), time.perf_counter()
+    sys.settrace(lambda *_: None)
+    sampler.step_begins(0, 0.0)
+    try:
+        while time.perf_counter() < begin_s + 0.1:
+            pass
+    finally:
+        sys.settrace(before)
+        sampler.close()
+    assert not sampler.samples
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux limits a process to one core")
