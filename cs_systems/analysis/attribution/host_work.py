@@ -22,7 +22,8 @@ class HostWork(NamedTuple):
 
 
 COPIES_FIELDS = HostWork(
-    "copies all fields of a dataclass, tensors too", "hand the fields over as they are, such as vars(batch)"
+    "copies a dataclass with all that it holds",
+    "use its fields as they are, such as vars(batch), or make the copy once if it does not change",
 )
 _BEGIN, _END = r"(?<![a-z])", r"(?![a-z])"  # limits of a word inside a name, as in `save_checkpoint`
 # The first pattern that matches a name (without its file and line) gives the kind.
@@ -75,7 +76,7 @@ _KINDS = {
     + _BEGIN
     + r"(metrics?|accuracy|stats|confusion|perplexity|bleu)"
     + _END: HostWork("computes metrics", "compute them less often, or by a few operators on whole tensors"),
-    r"\b(asdict|astuple)\b": COPIES_FIELDS,
+    r"(?<![\w.])(dataclasses\.)?(asdict|astuple)\b": COPIES_FIELDS,
     r"\bdeepcopy\b": HostWork("copies objects", "copy values into tensors that exist (Tensor.copy_, load_state_dict)"),
     r"\bnp\.histogram\w*|\bhistc\b": HostWork("makes histograms", "make them less often"),
     r"requests\.(get|post|put|request)\b|urlopen|urllib|httpx|aiohttp|boto3": HostWork(

@@ -14,8 +14,8 @@ from cs_systems.core.statistics import quantile
 REMEDY = "raise the data loader's num_workers and prefetch_factor, or prepare the data in advance"
 ANEW = "make the loader and its iterator once, outside of the loop, with persistent_workers=True for several epochs"
 IN_MEMORY = (
-    "the data are tensors in memory: take whole batches of them, x[rows] for rows in "
-    "torch.randperm(len(x)).split(size), where the DataLoader puts single rows together"
+    "the data are tensors in memory: take whole batches of them, x[rows] for rows in indices.split(size), with "
+    "torch.randperm(len(x)) as indices to shuffle them, where the DataLoader puts single rows together"
 )
 MOSTLY = 0.5  # share of the steps with a new iterator; above it, this is not the start of an epoch
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cs_systems.analysis.comparison.loop_findings import COLLECTIONS, OTHER
-from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis import Diagnosis, Rule, data_input
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis.own_python import called_at, started_collections
 from cs_systems.config import Phase
@@ -19,7 +19,9 @@ def find(evidence: Evidence) -> Diagnosis | None:
     row = COLLECTIONS.first(evidence.tables)
     if row is None or not row["total_s"] or (row["in_steps"] < FEWEST and not row.get("is_called")):
         return None
-    if started_collections(evidence, OTHER, Phase.INPUT) is not None:
+    if started_collections(evidence, OTHER) is not None:
+        return None
+    if started_collections(evidence, Phase.INPUT) is not None and data_input.find(evidence) is not None:
         return None
     place = row.get("place")
     where = called_at(row.get("function"), place, None) if place else ""

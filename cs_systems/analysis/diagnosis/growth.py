@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from cs_systems.analysis.attribution.host_work import host_work
@@ -73,7 +74,7 @@ def _of_memory(row: GrowthRow, evidence: Evidence) -> Diagnosis:
     if not name:
         remedy = OF_INFERENCE if row.get("is_inference") else MEMORY
         if row["quantity"] == HOST_MEMORY and (preparation := _kept_preparation(evidence)):
-            remedy = f"{PREPARED}{preparation}"
+            remedy = f"{PREPARED}{preparation}; else {remedy}"
         return Diagnosis(cause, remedy, row["last"], unit="bytes", takes=grown, evidence=(row,))
     what = row.get("kept_tensors") or "objects"
     remedy = GRAPH if "graph" in what else COPIES if "storage" in what else CACHE if what == RESULTS else HOLDER
@@ -83,9 +84,12 @@ def _of_memory(row: GrowthRow, evidence: Evidence) -> Diagnosis:
 
 
 def _kept_preparation(evidence: Evidence) -> str | None:
-    """Return the remedy for an operator that the host prepares again for each size, if the GPU waits for one."""
-    works = (host_work(row["host"]) for row in host_gaps.of(evidence.tables))
-    return next((work.remedy for work in works if work and work.is_replaced), None)
+    """Return the remedy for an operator that the host prepares again for each size, if a step waits for one."""
+    for row in host_gaps.of(evidence.tables):
+        work = host_work(row["host"])
+        if work is not None and work.is_replaced and row["time_s"] >= NOTABLE * (evidence.step_s or math.inf):
+            return work.remedy
+    return None
 
 
 def _of_time(row: GrowthRow, evidence: Evidence) -> Diagnosis | None:

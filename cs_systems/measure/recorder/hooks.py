@@ -28,7 +28,7 @@ from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils import checkpoint
-from torch.utils.data import Subset, TensorDataset, dataloader
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, TensorDataset, dataloader
 from torch.utils.hooks import RemovableHandle
 
 from cs_systems.analysis.comparison.loop_findings import COPY, HOST_SYNC
@@ -394,17 +394,19 @@ def _takes_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Note what kind of iterator gives a batch."""
     if _tracker is not None:
         _tracker.has_workers |= getattr(args[0], "_num_workers", 0) > 0
-        _tracker.collates_rows |= _collates_rows(args[0])
+        known = _tracker.collates_rows
+        _tracker.collates_rows = _collates_rows(args[0]) and known is not False
     return INPUT
 
 
 def _collates_rows(iterator: dataloader._BaseDataLoaderIter) -> bool:
-    """Return whether it puts single rows of tensors in memory together, which could be indexed at once."""
-    dataset = iterator._dataset
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    is_default = iterator._collate_fn is dataloader.default_collate
-    return type(dataset) is TensorDataset and iterator._auto_collation and is_default
+    """Return whether it puts single rows of tensors in memory together, which could be indexed at once.
+
+    They are all rows, in order or shuffled, and not those of an own sampler.
+    """
+    sampler, is_default = iterator._index_sampler, iterator._collate_fn is dataloader.default_collate
+    is_whole = type(sampler) is BatchSampler and type(sampler.sampler) in (RandomSampler, SequentialSampler)
+    return type(iterator._dataset) is TensorDataset and is_whole and is_default
 
 
 _GradScaler = torch.amp.grad_scaler.GradScaler

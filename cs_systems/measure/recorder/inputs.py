@@ -17,7 +17,7 @@ Batch = Counter[tuple[tuple[int, ...], ...]]  # calls of the models in a step by
 class StepInputs(NamedTuple):
     """Calls of the models in one step, its tokens if the loop gave them, and the iterators that data loaders began.
 
-    collates_rows: a data loader has put single rows of tensors in memory together.
+    collates_rows: data loaders have put all its batches together from single rows in memory.
     """
 
     calls: Counter[Call]

@@ -229,7 +229,7 @@ class Recording:
         is_warmup = len(self._warm) < stage.warmup
         timeline = tracker.end(synchronize=stage.is_recorded and not stage.is_timed)
         tokens = sum(self._given) if self._given else None
-        size = StepInputs(tracker.calls, tokens, tracker.iterators, tracker.collates_rows)
+        size = StepInputs(tracker.calls, tokens, tracker.iterators, bool(tracker.collates_rows))
         self._given.clear()
         (self._warm if is_warmup else self._timed).append(Taken(timeline, *self._probes.compilations(), size))
         self._observers.step_recorded(self._count, timeline)

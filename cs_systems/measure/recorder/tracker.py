@@ -68,7 +68,8 @@ class Tracker(Guest):
         seen: all phases that have begun so far.
         calls: the number of calls of the models in this step by the result of `call_of`.
         iterators: the number of iterators that data loaders began in this step.
-        collates_rows: a data loader has put single rows of tensors in memory together into a batch in this step.
+        collates_rows: data loaders have put all batches of this step together from single rows in memory; None without
+            a batch.
         has_workers: a data loader with workers has given a batch so far.
         has_ranges: each phase is also a range of the active profiler.
         distinguishes_gradients: a forward pass that autograd does not record has a name of its own in samples of the
@@ -97,7 +98,8 @@ class Tracker(Guest):
         self._ranges, self._label, self.has_ranges = _Annotations(), OpenLabel(), False
         self.seen: set[str] = set()
         self.calls: Counter[Call] = Counter()
-        self.iterators, self.collates_rows = 0, False
+        self.iterators = 0
+        self.collates_rows: bool | None = None
         self.has_workers = False
         self.before_next: Callable[[], object] | None = None
         self.observers = Observers()
@@ -130,7 +132,7 @@ class Tracker(Guest):
         self._found.clear()
         self._in_loss, self._rest, self.stepped = False, self.idle, False
         self.calls = Counter()
-        self.iterators, self.collates_rows = 0, False
+        self.iterators, self.collates_rows = 0, None
         self.timeline = Timeline(self._clocks, self.idle)
         self._label.switch((), self._ranges)
         self._show()

@@ -329,7 +329,7 @@ class Watch(Observer):
             are_fed_by = _never if self.is_inference else calls.are_fed_by
             own = own_python(of_usual, timing.phases_s, are_fed_by, calls.go_into_loss, calls.polled, calls.are_made_by)
             usually = Usual(kinds[0].median_s, timing.phases_s, lines_of(of_usual, len(usual)))
-            first, start = self._slow_start(timing.all_s)
+            first, start = self._slow_start(timing.all_s, timing.has_workers)
             slow = [
                 self._with_timed_phases(
                     slow_steps(kind, usually, worked_s, by_step, self._is_whole, self._extra_cpu_s(kind, kinds[0])),
@@ -496,8 +496,13 @@ class Watch(Observer):
         is_busier = self._others.rise(FEWEST_STEPS) >= BUSIER
         return None if growth is None or (is_busier and growth.last < MOST_BY_OTHERS * growth.first) else growth
 
-    def _slow_start(self, phases: Mapping[str, Sequence[float]]) -> tuple[set[int], list[found.SlowStartRow]]:
-        """Return the first steps of the loop and their row, if they are much slower than all later ones."""
+    def _slow_start(
+        self, phases: Mapping[str, Sequence[float]], has_workers: bool
+    ) -> tuple[set[int], list[found.SlowStartRow]]:
+        """Return the first steps of the loop and their row, if they are much slower than all later ones.
+
+        has_workers: workers of a data loader count among the other programs.
+        """
         worked_s = self._worked_s()
         if self._is_rank() and not self._device.is_cuda:  # the others' waits for a core are waits of this rank for them
             worked_s = [min(times) for times in zip(worked_s, self._cpu_s, strict=True)]
@@ -509,7 +514,8 @@ class Watch(Observer):
             return set(), []
         first = {*known[: start.steps]}
         end = max(first) + 1
-        is_by_others = self._others.fall_after(end) >= BUSIER or self._others.share_before(end) >= BUSY
+        was_busy = self._others.share_before(end) >= BUSY and not has_workers
+        is_by_others = was_busy or self._others.fall_after(end) >= BUSIER
         if is_by_others and start.each_s < BY_OTHERS * start.later_s:
             return set(), []
         known_s = sum(worked_s[n] for n in known)

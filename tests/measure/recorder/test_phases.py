@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 from cs_systems import Recorder
 from cs_systems.analysis.comparison.loop_findings import ITERATORS
@@ -74,14 +74,19 @@ def test_workers_of_a_data_loader_are_noted(workers: int, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("options", "collated"),
-    [({"batch_size": 4}, 3), ({"batch_size": 4, "collate_fn": list}, 0), ({"batch_size": None}, 0)],
+    [
+        ({"batch_size": 4}, 3),
+        ({"batch_size": 4, "collate_fn": list}, 0),
+        ({"batch_size": None}, 0),
+        ({"batch_size": 4, "sampler": SubsetRandomSampler(range(40))}, 0),
+    ],
 )
 def test_rows_in_memory_that_a_loader_puts_together_are_noted(
     options: dict[str, Any], collated: int, tmp_path: Path
 ) -> None:
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader: Any = DataLoader(Subset(TensorDataset(torch.randn(48, 4)), range(40)), **options)
+    loader: Any = DataLoader(TensorDataset(torch.randn(48, 4)), **options)
     with Recorder(model, optimizer, out=tmp_path, warmup=1, steps=3, profile="none", device="cpu") as recorder:
         for batch in loader:
             with recorder.step():

@@ -419,8 +419,8 @@ def test_steps_under_a_tracer_in_python_are_not_sampled() -> None:
         while time.perf_counter() < begin_s + 0.1:
             pass
     finally:
-        sys.settrace(before)
         sampler.close()
+        sys.settrace(before)
     assert not sampler.samples
 
 
