@@ -67,7 +67,7 @@ INDEX = {
     "cs_systems.analysis.comparison.loop_findings": "whole_loop own_python slow_steps slow_start "
     "garbage_collection growth padding iterators forward_operators repeated_forward outcome updates unused_passes "
     "element_sums inner_lines dropped_gradients repeated_backward broadcasts threads python_threads repeated_modules "
-    "single_elements replaced_parameters never_stepped undone_updates zero_gradients "
+    "single_elements replaced_parameters never_stepped "
     "remade_optimizers fused_updates denormals learning_rates double_softmax unregistered paired_targets "
     "input_gradients unused_gradients dense_gradients repeated_calls hooks anomaly_detection double_precision "
     "slow_settings own_tools one_hot_products samples_as_time rate_factors rate_schedules loaded_weights random_draws "

@@ -146,7 +146,6 @@ CODES: dict[str, tuple[str, ...]] = {
     "straggler": ("straggler",),
     "tensor-copies": ("needless-copies",),
     "too-many-threads": ("thread-oversubscription",),
-    "undone-update": ("undone-update", "no-update"),
     "unfused-attention": ("unfused-attention",),
     "unfused-elementwise": ("elementwise-chain",),
     "unfused-optimizer": ("unfused-optimizer",),
@@ -159,7 +158,6 @@ CODES: dict[str, tuple[str, ...]] = {
     "value-checks": ("host-python",),
     "whole-jacobians": ("repeated-backward",),
     "written-tensors": ("logging",),
-    "zero-gradients": ("cut-gradients", "no-update"),
 }
 NAMES = {
     r"garbage|gc\.collect|\bcollect\b": "garbage-collection",

@@ -168,29 +168,6 @@ class NeverSteppedRow(TypedDict):
     step: str | None  # own line around it that calls an optimizer's step()
 
 
-class UndoneUpdatesRow(TypedDict):
-    """Updates of an optimizer of which nearly nothing is left when the next step uses the weights."""
-
-    optimizer: str
-    steps: int  # updates that were looked at
-    undone: int
-    share: float  # least share that was undone
-    function: str | None  # function of the program that wrote into the weights; "" for the body of a script
-    place: str | None
-
-
-class ZeroGradientsRow(TypedDict):
-    """Parameters to which each way from the losses goes through an operator without a slope, in all observed steps."""
-
-    parameters: int
-    of_parameters: int  # that the optimizers hold
-    first: str | None  # name of one of them
-    operator: str  # such as "round"
-    function: str | None  # function of the program that calls it; "" for the body of a script
-    place: str | None
-    steps: int
-
-
 class RemadeOptimizersRow(TypedDict):
     """Steps of an optimizer that was made anew since the step before, so that its state began anew too."""
 
@@ -720,8 +697,6 @@ REPEATED_FORWARD = Table("repeated_forward", RepeatedForwardRow, "forward repeat
 OUTCOME = Table("outcome", OutcomeRow, "outcome of the timed steps")
 UPDATES = Table("updates", UpdatesRow, "steps of the optimizers that were looked at")
 NEVER_STEPPED = Table("never_stepped", NeverSteppedRow, "backward passes without any step of an optimizer")
-UNDONE_UPDATES = Table("undone_updates", UndoneUpdatesRow, "updates that the program undoes")
-ZERO_GRADIENTS = Table("zero_gradients", ZeroGradientsRow, "gradients of zeros behind an operator without a slope")
 REMADE_OPTIMIZERS = Table("remade_optimizers", RemadeOptimizersRow, "optimizers that were made anew")
 FUSED_UPDATES = Table("fused_updates", FusedUpdateRow, "updates tried as fused ones")
 DENORMALS = Table("denormals", DenormalsRow, "denormal numbers in optimizers")

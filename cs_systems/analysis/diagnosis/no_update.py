@@ -52,7 +52,7 @@ def _never_stepped(evidence: Evidence) -> Diagnosis | None:
     places = [f"{what} at {place}" for what, place in (("backward", row["backward"]), ("step()", row["step"])) if place]
     where = f" ({', '.join(places)})" if places else ""
     cause = f"the optimizer never stepped: {row['optimizer']} updates no weight in {row['passes']} backward passes"
-    return of_training(f"{cause}{where}", STEP, [row])
+    return of_training(f"{cause}{where}", STEP if row["step"] else f"if this is a training, {STEP}", [row])
 
 
 def _reason(row: UpdatesRow, evidence: Evidence) -> tuple[str, str] | None:

@@ -1,6 +1,6 @@
 """Backward passes of a script of which no optimizer ever steps.
 
-The weights are compared a few times, because a script may update them itself, through `.data` without a new version.
+The weights are compared every few passes, because a script may update them itself, also without a new version (`.data`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cs_systems.measure.recorder.observers import is_profiled
 from cs_systems.measure.recorder.stacks import own_lines, place_of
 from cs_systems.measure.recorder.subject import parameters_of
 
-FIRST_READING = 5  # passes; most loops step before, and then nothing is read
+FIRST_READING = 5  # passes, and from one comparison to the next; most loops step before, and then nothing is read
 MOST_PARAMETERS = 64  # most compared parameters
 _OPTIMIZER = re.compile(r"(?i)opt|^sgd$|^adam")  # in the name of what a method `step` belongs to
 
@@ -48,7 +48,7 @@ class NeverStepped:
         self._passes += 1
         if self._passes < self._next:
             return
-        self._next *= 2
+        self._next += FIRST_READING
         held = parameters_of(*holders)
         known = {id(p) for p in held} | {id(p) for model in models for p in model.parameters()}
         # a gradient of something else, such as of an input, may be what the passes are for
@@ -59,8 +59,7 @@ class NeverStepped:
             self._begin()
             self._passes = 1
             return
-        now = [some_values(p) for reference, _ in self._before if (p := reference()) is not None]
-        self._is_unknown = now != [values for _, values in self._before]
+        self._is_unknown = self._have_changed()
         if not self._before:
             with_gradient = [p for p in held if p.grad is not None]
             self._before = [(weakref.ref(p), some_values(p)) for p in evenly(with_gradient, MOST_PARAMETERS)]
@@ -71,11 +70,16 @@ class NeverStepped:
                      "backward": backward, "step": step}  # fmt: skip
 
     def rows(self) -> Sequence[NeverSteppedRow]:
-        """Return the row of the passes so far, if the weights were compared and nothing else changed them."""
+        """Return the row of the passes so far, if the weights are still what they were at the first comparison."""
         is_compared = self._passes >= 2 * FIRST_READING
-        if self._row is None or self._is_unknown or not is_compared:
+        if self._row is None or self._is_unknown or not is_compared or self._have_changed():
             return ()
         return ({**self._row, "passes": self._passes},)
+
+    def _have_changed(self) -> bool:
+        """Return whether a weight that is not gone has changed since the first comparison."""
+        known = [(p, values) for reference, values in self._before if (p := reference()) is not None]
+        return any(some_values(p) != values for p, values in known)
 
 
 def _places(frame: FrameType | None) -> tuple[str | None, str | None]:

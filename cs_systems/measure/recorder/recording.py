@@ -70,12 +70,10 @@ from cs_systems.measure.recorder.subject import Subject
 from cs_systems.measure.recorder.threads import Threads
 from cs_systems.measure.recorder.tracker import Tracker
 from cs_systems.measure.recorder.training import Training
-from cs_systems.measure.recorder.undone_updates import UndoneUpdates
 from cs_systems.measure.recorder.unregistered import Unregistered
 from cs_systems.measure.recorder.versions import Updates
 from cs_systems.measure.recorder.watch import LEAST_SAMPLED, Watch
 from cs_systems.measure.recorder.writing import Writer, with_caveat
-from cs_systems.measure.recorder.zero_gradients import ZeroGradients
 from cs_systems.measure.runtime import observed
 from cs_systems.measure.workloads import Unavailable
 from cs_systems.record import STEADY, RunRecord, Sample
@@ -148,12 +146,11 @@ class Recording:
         every: list[Observer] = [
             self._watch, Training(of, hidden), HookNumbers(of, hidden), Double(of), Calls(), Passes(of), Anomaly(),
             ModuleCalls(tracker, hidden, compiled, of_calls), *of_calls, Threads(),
-            self._outcome, RemadeOptimizers(), UndoneUpdates(of, tracker, compiled), LearningRates(),
-            ZeroGradients(of, tracker, compiled),
-            DoubleSoftmax(), Unregistered(of), SlowSettings(of), PairedTargets(), InputGradients(of), Energy(of),
-            OtherThreads(of), self._mode, self._loaded, RandomDraws(tracker, hidden, compiled), EmptyClipping(tracker),
-            RepeatedRows(of, compiled), CutSamples(of, tracker), Covariances(of, tracker, compiled),
-            ProductOrders(of, compiled), SparseFactors(of, compiled), SameDerivatives(), DistributionChecks(tracker),
+            self._outcome, RemadeOptimizers(), LearningRates(), DoubleSoftmax(), Unregistered(of),
+            SlowSettings(of), PairedTargets(), InputGradients(of), Energy(of), OtherThreads(of), self._mode,
+            self._loaded, RandomDraws(tracker, hidden, compiled), EmptyClipping(tracker), RepeatedRows(of, compiled),
+            CutSamples(of, tracker), Covariances(of, tracker, compiled), ProductOrders(of, compiled),
+            SparseFactors(of, compiled), SameDerivatives(), DistributionChecks(tracker),
             FusedUpdates(of), Denormals(hidden), SingleElements(tracker, compiled),
         ]  # fmt: skip
         if self._writer.meeting is not None:

@@ -178,6 +178,25 @@ def test_script_that_updates_its_weights_itself_is_no_cause(script: Script, tmp_
     assert sentence(record_of(tmp_path, script, PASSES)) is None
 
 
+def late_own_update(passes: int) -> None:
+    model = net()
+    optimizer = SGD(model.parameters(), 0.1)
+    for number in range(passes):
+        loss_of(model).backward()
+        if number == passes - 4:  # after the last comparison but the one at the end
+            for parameter in model.parameters():
+                of_data(parameter)
+            optimizer.zero_grad()
+    kept.append(model)
+
+
+kept: list[nn.Module] = []  # so that the weights can be compared at the end
+
+
+def test_own_update_between_two_comparisons_is_seen_at_the_end(tmp_path: Path) -> None:
+    assert sentence(record_of(tmp_path, late_own_update, 24)) is None
+
+
 def test_few_backward_passes_without_a_step_are_no_cause(tmp_path: Path) -> None:
     assert sentence(record_of(tmp_path, too_long_an_accumulation, 9)) is None
 

@@ -28,8 +28,6 @@ CODES = {code for _, code in FAULTS.values()} | {"double-precision", "own-tools"
 WRONG = {
     "replaced-parameters",
     "remade-optimizers",
-    "undone-update",
-    "zero-gradients",
     "samples-as-time",
     "same-randomness",
     "evaluation-mode",

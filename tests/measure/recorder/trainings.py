@@ -18,7 +18,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
-from tests.measure.recorder import drawn_codes, rounding, set_back
+from tests.measure.recorder import drawn_codes
 
 Step = Callable[[], None]
 STEPS_OF_A_LOOP = 60  # at most, of a recorded one
@@ -1345,8 +1345,6 @@ FAULTS: dict[str, tuple[Callable[[], Step], str]] = {  # name → (the loop, the
     "tensor_hook_per_step": (tensor_hook_per_step, "growing-hooks"),
     **{name: (loop, "cut-samples") for name, loop in drawn_codes.FAULTS.items()},
     **{name: (loop, "decompositions") for name, loop in drawn_codes.WITH_MATRICES.items()},
-    **set_back.FAULTS,
-    **{name: (loop, "zero-gradients") for name, loop in rounding.FAULTS.items()},
 }
 
 
@@ -2037,6 +2035,4 @@ SOUND: dict[str, Callable[[], Step]] = {
     "thresholds_for_one_batch": lambda: regression(PAIRING_LOSSES["thresholds"], 1),
     "ensemble": lambda: regression(lambda prediction, target: ((prediction - target[:, None]) ** 2).mean(), outputs=16),
     **drawn_codes.SOUND,
-    **set_back.SOUND,
-    **rounding.SOUND,
 }
