@@ -1,6 +1,6 @@
 """Backward passes of a script of which no optimizer ever steps.
 
-The weights are compared every few passes, because a script may update them itself, also without a new version (`.data`).
+The weights are compared every few passes, because a script may update them itself, through `.data` with no new version.
 """
 
 from __future__ import annotations
