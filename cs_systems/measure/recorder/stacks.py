@@ -105,6 +105,7 @@ class Sampler:
         self._phase_of, self._lost_s = phase_of, lost_s
         self._step: tuple[int, float, float] | None = None  # step number, start, and duration from which it is sampled
         self._samples_all = False
+        self._is_traced = False  # a request under a tracer may never end
         self._own = 0  # number of the recording's own tasks that run now, one inside another
         self._wakes = threading.Event()
         self._thread: threading.Thread | None = None
@@ -124,6 +125,7 @@ class Sampler:
 
     def step_begins(self, number: int, limit_s: float) -> None:
         """Begin a step; sample it after `limit_s`, or from its start while all steps are sampled."""
+        self._is_traced = _is_traced()
         self._step = number, time.perf_counter(), limit_s
         self._lost_before_s = self._lost_s()
         if not limit_s:
@@ -217,7 +219,7 @@ class Sampler:
     def _left_s(self) -> float:
         """Return the time until this step is sampled; 0 from then on."""
         step = self._step
-        if step is None:
+        if step is None or self._is_traced:
             return SHORTEST_SLEEP_S
         return 0.0 if self._samples_all else max(0.0, step[1] + step[2] - time.perf_counter())
 
