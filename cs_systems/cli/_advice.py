@@ -85,9 +85,11 @@ def try_after_trace(answer: DiagnosisAnswer, record: RunRecord | None) -> list[s
     return try_command(answer, script=script, record=record) if script[:1] not in ([], ["-m"]) else []
 
 
-def memory_option(goal: str, limit_bytes: int | None) -> str:
-    """Return the given option that needs the peak memory of a step; "" if there is none."""
-    return "--goal memory" if goal == "memory" else "--memory" if limit_bytes else ""
+def check_memory(goal: str, limit_bytes: int | None, device: str) -> None:
+    """Raise ConfigError if an option needs the peak memory of a step, which is not measured on this device."""
+    option = "--goal memory" if goal == "memory" else "--memory" if limit_bytes else ""
+    if option and device == "cpu":
+        raise ConfigError(f"{option} requires a GPU, because the memory of a CPU's step is not measured")
 
 
 def say(line: str) -> None:

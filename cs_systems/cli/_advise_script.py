@@ -49,7 +49,7 @@ def searched(asked: Asked) -> int:
     from cs_systems.advise.scripts import ScriptBench, changed_files, git_status
     from cs_systems.advise.search import Search, Unmeasurable
     from cs_systems.advise.sources import sources
-    from cs_systems.cli._advice import announce, memory_option, say
+    from cs_systems.cli._advice import announce, check_memory, say
     from cs_systems.cli._document import add, failed
     from cs_systems.cli._output import Interrupted
     from cs_systems.cli._sweep import EXIT_NOTHING
@@ -65,8 +65,7 @@ def searched(asked: Asked) -> int:
         raise ConfigError(f"{', '.join(of_cells)}: not for scripts; leave it out, or give cells in place of the script")
     chosen = {name: lever for name, lever in every.items() if lever.script and name in (asked.levers or every)}
     machine = cells.machine("auto")
-    if (of_memory := memory_option(asked.goal, asked.memory_bytes)) and machine.device == "cpu":
-        raise ConfigError(f"{of_memory} requires a GPU, because the memory of a CPU's step is not measured")
+    check_memory(asked.goal, asked.memory_bytes, machine.device)
     situation = Situation(
         ScriptPlan(),
         machine,

@@ -149,7 +149,7 @@ def _search(args: Advise, start: RunConfig, budget_s: float, limit_bytes: int | 
     from cs_systems.advise.judge import OF_ENERGY
     from cs_systems.advise.lever import Situation, all_levers
     from cs_systems.advise.search import Search, Unmeasurable
-    from cs_systems.cli._advice import announce, memory_option, say
+    from cs_systems.cli._advice import announce, check_memory, say
     from cs_systems.cli._options import Sweep
     from cs_systems.cli._output import Interrupted
     from cs_systems.cli._sweep import EXIT_NOTHING
@@ -158,8 +158,7 @@ def _search(args: Advise, start: RunConfig, budget_s: float, limit_bytes: int | 
     from cs_systems.report.tables import document
 
     environment = machine(start.device)
-    if (of_memory := memory_option(args.goal, limit_bytes)) and environment.device == "cpu":
-        raise ConfigError(f"{of_memory} requires a GPU, because the memory of a CPU's step is not measured")
+    check_memory(args.goal, limit_bytes, environment.device)
     limit_bytes = limit_bytes or environment.device_memory_bytes
     if args.goal in OF_ENERGY:
         start = replace(start, steps_s=max(start.steps_s, WINDOW_S * start.rounds))

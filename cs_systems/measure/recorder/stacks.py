@@ -65,6 +65,7 @@ _LONGEST_CALLEE = 40
 # calls in loops that wait for a point in time: the loop itself is the cause
 CLOCKS = {f"time.{name}" for name in ("perf_counter", "time", "monotonic", "thread_time", "process_time")}
 Line = tuple[CodeType, int]
+Lines = tuple[tuple[Line, ...], Line | None]  # of a stack, as `own_lines` returns them
 
 
 class Sample(NamedTuple):
@@ -112,7 +113,6 @@ class Sampler:
         self._ends = False
         self._switch_s: float | None = None
         self._asked: _Request | None = None
-        self._stack: _Stack | None = None  # of the main thread
         self._last_step, self._lost_before_s = -1, 0.0
         self._last = time.perf_counter(), 0.0, 0.0  # time of the last sample, and the running totals at that time
         self._look_s = 0.0  # how long it took
@@ -131,8 +131,7 @@ class Sampler:
         if not limit_s:
             self._wakes.set()
         if self._thread is None and threading.current_thread() is threading.main_thread():
-            self._stack = _Stack()
-            self._thread = threading.Thread(target=self._run, name=SAMPLER, daemon=True)
+            self._thread = threading.Thread(target=self._run, args=(_Stack(),), name=SAMPLER, daemon=True)
             self._thread.start()
 
     @property
@@ -190,8 +189,8 @@ class Sampler:
         if before is not None and abs(sys.getswitchinterval() - SWITCH_S) < SWITCH_S / 10:
             sys.setswitchinterval(before)
 
-    def _run(self) -> None:
-        """Keep requesting samples from the main thread while its step is to be sampled."""
+    def _run(self, stack: _Stack) -> None:
+        """Keep requesting samples from the main thread while its step is to be sampled. stack: the main thread's."""
         self._waiting = waiting = CoreQueue()
         _end_sleeps_on_time()
         while not self._ends and len(self.samples) < MOST_SAMPLES:
@@ -208,11 +207,11 @@ class Sampler:
                 self._asked = request
                 if ctypes.pythonapi.Py_AddPendingCall(self._call, None) != 0:
                     self._asked = None
-                elif self._stack is not None:  # after the request: a short call that ends meanwhile is not made longer
-                    request.lines, request.seen_s = self._stack.in_operator(), now
-            elif (pending := self._asked) is not None and pending.lines is not None and self._stack is not None:
+                else:  # after the request: a short call that ends meanwhile is not made longer
+                    request.lines = stack.in_operator()
+            elif (pending := self._asked) is not None and pending.lines is not None:
                 now = time.perf_counter()
-                if self._stack.in_operator() == pending.lines:
+                if stack.in_operator() == pending.lines:
                     pending.seen_s = now
             time.sleep(PERIOD_S if self._samples_all else SLOW_PERIOD_S)
 
@@ -253,7 +252,7 @@ class Sampler:
         late_s = max(0.0, now - asked.asked_s - waiting_s, cpu_s)
         phase, sequence = self._phase_of(), torch._C._autograd._get_sequence_nr()
 
-        def add(lines: tuple[tuple[Line, ...], Line | None], time_s: float, lost_s: float, late_s: float) -> None:
+        def add(lines: Lines, time_s: float, lost_s: float, late_s: float) -> None:
             chain, leaf = lines
             is_plain = leaf is not None and self._samples_all and uses_no_tensor(sys._getframe(2), leaf)
             self.samples.append(Sample(number, phase, chain, leaf, time_s, lost_s, is_plain, late_s, sequence))
@@ -285,7 +284,7 @@ class _Request:
     def __init__(self, asked_s: float, waited_s: float, main_waited_s: float, main_cpu_s: float) -> None:
         self.asked_s, self.waited_s = asked_s, waited_s
         self.main_waited_s, self.main_cpu_s = main_waited_s, main_cpu_s
-        self.lines: tuple[tuple[Line, ...], Line | None] | None = None
+        self.lines: Lines | None = None
         self.seen_s = asked_s
 
 
@@ -298,7 +297,7 @@ class _Stack:
     def __init__(self) -> None:
         self._state = _state()
 
-    def in_operator(self) -> tuple[tuple[Line, ...], Line | None] | None:
+    def in_operator(self) -> Lines | None:
         """Return the own lines of the stack; None if it changes meanwhile, or is not in an operator or index.
 
         Another thread gets Python's lock while this one is in a call, at the start of a function, in a jump, or because
@@ -389,7 +388,7 @@ def is_own(file: str) -> bool:
     return known
 
 
-def own_lines(frame: FrameType | None) -> tuple[tuple[Line, ...], Line | None]:
+def own_lines(frame: FrameType | None) -> Lines:
     """Return the own lines of a stack down to the outermost call of a module, and the innermost own line overall."""
     chain: list[Line] = []
     leaf: Line | None = None
