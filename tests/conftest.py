@@ -83,6 +83,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(reason)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Refuse a test that leaves a Recorder open: at most one is active in a process, so that later tests would fail."""
+    yield
+    recorders = sys.modules.get("cs_systems.measure.recorder.recorder")
+    if recorders is not None and recorders.hooks.is_active():
+        for each in [*recorders._recorders]:
+            each.close()
+        pytest.fail(f"{item.nodeid} left a Recorder open")
+
+
 def _extras(item: pytest.Item) -> frozenset[str]:
     return frozenset(mark.name for mark in item.iter_markers()) & extras.EXTRAS.keys()
 

@@ -6,6 +6,7 @@ far, and in a few additional steps after the timing.
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import time
@@ -451,19 +452,18 @@ class Watch(Observer):
     def _time_growth(
         self, usual: StepKind, phases: Mapping[str, Sequence[float]], has_workers: bool = False
     ) -> Iterator[found.GrowthRow]:
-        if not self._device.is_cuda and is_of_machine(phases):
-            return
+        slower = functools.partial(self._slower, is_of_machine=not self._device.is_cuda and is_of_machine(phases))
         worked_s = self._worked_s()
         times = [(n, worked_s[n]) for n in usual.positions if n >= FEWEST_STEPS]
         alone = [step for step in times if step[0] not in self.all_sampled]
         times = self._as_without_sampling(times)
-        tried = (self._slower(time_growth(each)) for each in (times, fastest(times), alone, fastest(alone)))
+        tried = (slower(time_growth(each)) for each in (times, fastest(times), alone, fastest(alone)))
         rises = _rises(phases)
         if (growth := next(filter(None, tried), None)) is not None:
             waits = 2 * rises.get(INPUT, 0.0) > sum(rise for rise in rises.values() if rise > 0)
             if not (waits and has_workers) or growth.steps >= FEWEST_WITH_WORKERS:
                 yield _growth_row("step time", growth, None, _clearest(rises, growth.per_step))
-        elif (of_other := self._slower(time_growth([*enumerate(phases.get(found.OTHER, ()))]))) is not None:
+        elif (of_other := slower(time_growth([*enumerate(phases.get(found.OTHER, ()))]))) is not None:
             yield _growth_row(found.IN_NO_PHASE, of_other, None, found.OTHER)
 
     def _as_without_sampling(self, times: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
@@ -491,10 +491,11 @@ class Watch(Observer):
         usual_s = max(median(each) for each in (before, after) if each)
         return max(1.0, median(sampled) / usual_s) if 0 < usual_s <= SHORT_S else 1.0
 
-    def _slower(self, growth: Growth | None) -> Growth | None:
-        """Return the growth unless other programs, which have become busier, may be its cause."""
-        is_busier = self._others.rise(FEWEST_STEPS) >= BUSIER
-        return None if growth is None or (is_busier and growth.last < MOST_BY_OTHERS * growth.first) else growth
+    def _slower(self, growth: Growth | None, is_of_machine: bool) -> Growth | None:
+        """Return the growth unless other programs, which have become busier, or a slower machine may be its cause."""
+        if growth is None or growth.last >= MOST_BY_OTHERS * growth.first:
+            return growth
+        return None if is_of_machine or self._others.rise(FEWEST_STEPS) >= BUSIER else growth
 
     def _slow_start(
         self, phases: Mapping[str, Sequence[float]], has_workers: bool

@@ -560,11 +560,18 @@ def test_phase_of_slow_steps_that_were_not_sampled_is_known_from_timed_steps(pha
         watch.close()
 
 
-@pytest.mark.parametrize(("rises", "is_growth"), [("forward backward optimizer", False), ("forward backward", True)])
-def test_steps_of_which_each_phase_takes_longer_do_not_grow(rises: str, is_growth: bool) -> None:
+@pytest.mark.parametrize(
+    ("rises", "slower", "is_growth"),
+    [
+        ("forward backward optimizer", 2, False),
+        ("forward backward", 2, True),
+        ("forward backward optimizer", 10, True),  # after the timed steps, more than a slower machine makes of them
+    ],
+)
+def test_steps_of_which_each_phase_takes_longer_do_not_grow(rises: str, slower: float, is_growth: bool) -> None:
     watch = Watch(resolve("cpu"), lambda: None)
     try:
-        watch.durations_s = [0.03 + 0.001 * n for n in range(30)]
+        watch.durations_s = [0.03 * (1 + (slower - 1) * n / 30) for n in range(30)]
         names = ("forward", "backward", "optimizer")
         phases = {name: [0.01 * (1 + n / 30 * (name in rises)) for n in range(30)] for name in names}
         found = [*watch._time_growth(StepKind(tuple(range(30)), 0.1, 6.0, None), phases)]
