@@ -64,7 +64,7 @@ LINE = "{model}.forward = torch.autocast(next({model}.parameters()).device.type,
 LEVER = Lever(
     "rounds the operands of products to 8 bits",
     options,
-    'with torch.autocast("cuda", torch.bfloat16):  # around forward and loss',
+    "with torch.autocast(device.type, torch.bfloat16):  # around forward and loss",
     0.4,
     ScriptChange("autocast to bf16 around the model", unfit, hook=hook, patch=before_optimizer(LINE)),
     remedies=("unused-tensor-cores", "slow-products"),
