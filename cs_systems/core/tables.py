@@ -64,7 +64,7 @@ INDEX = {
     "cs_systems.analysis.comparison.dtypes": "dtypes",
     "cs_systems.analysis.comparison.precision": "precision_error training_curve",
     "cs_systems.analysis.comparison.own_code": "own_code strategy_error",
-    "cs_systems.analysis.comparison.loop_findings": "whole_loop own_python slow_steps slow_start "
+    "cs_systems.analysis.comparison.loop_findings": "whole_loop own_python slow_steps slow_start later_steps "
     "garbage_collection growth padding iterators forward_operators repeated_forward outcome updates unused_passes "
     "element_sums inner_lines dropped_gradients repeated_backward broadcasts threads python_threads repeated_modules "
     "single_elements replaced_parameters never_stepped "

@@ -116,6 +116,15 @@ class SlowStartRow(TypedDict):
     phase: str | None  # phase with most of the extra time; None if no later step was timed
 
 
+class LaterStepsRow(TypedDict):
+    """Steps after the timed ones, if they usually take much longer, without waits for a core."""
+
+    steps: int  # all steps of the loop
+    timed: int
+    timed_s: float  # median
+    later_s: float  # median
+
+
 class PaddingRow(TypedDict):
     """Share of the models' inputs that is padding."""
 
@@ -688,6 +697,7 @@ SLOW_STEPS = Table("slow_steps", SlowStepsRow, "steps that take longer than the 
 COLLECTIONS = Table("garbage_collection", CollectionRow, "garbage collection")
 GROWTH = Table("growth", GrowthRow, "growth from step to step")
 SLOW_START = Table("slow_start", SlowStartRow, "slow begin of the loop")
+LATER_STEPS = Table("later_steps", LaterStepsRow, "steps after the timed ones")
 PADDING = Table("padding", PaddingRow, "padding of the batches")
 ITERATORS = Table("iterators", IteratorsRow, "iterators of data loaders")
 FORWARD_OPERATORS = Table("forward_operators", ForwardOperatorsRow, "operators of forward")

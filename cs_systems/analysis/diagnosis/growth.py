@@ -16,15 +16,14 @@ from cs_systems.analysis.comparison.loop_findings import (
     GROWTH,
     HOST_MEMORY,
     IN_NO_PHASE,
+    LATER_STEPS,
     OTHER,
     OWN_PYTHON,
     RESULTS,
-    WHOLE_LOOP,
     GrowthRow,
     OwnPythonRow,
 )
 from cs_systems.analysis.comparison.loop_growth import Growth, time_growth
-from cs_systems.analysis.comparison.loop_time import USUAL
 from cs_systems.analysis.diagnosis import Diagnosis, Rule, Unknown
 from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
 from cs_systems.analysis.diagnosis.own_python import called_at, work_of
@@ -53,8 +52,6 @@ WRITING = ("writes values as text", "writes a file")  # kinds of work
 TABLE = "fills a pandas table"
 FLUSH = "torch.set_flush_denormal(True)"
 MAY_FADE = f"{FLUSH} shows whether numbers fade to denormals, with which a CPU is slow"
-SLOWER = 1.5  # times the timed steps' median that the loop's is; other programs explain less
-MANY = 4  # times as many steps as were timed
 FADED = 0.01  # share of denormal numbers in an optimizer; operators with so few of them are slower already
 
 
@@ -70,19 +67,15 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
 
 
 def _of_later_steps(evidence: Evidence) -> Unknown | None:
-    """Find a loop whose other steps are usually much slower than the timed ones, without a steady growth."""
-    measurement, kinds = evidence.measurement, WHOLE_LOOP.of(evidence.tables)
-    usual = next((kind for kind in kinds if kind["kind"] == USUAL), None)
-    if measurement is None or not measurement.timed or usual is None:
+    """Find a loop whose later steps are much slower than the timed ones, without a steady growth."""
+    row = LATER_STEPS.first(evidence.tables)
+    if row is None:
         return None
-    timed, timed_s, later_s = len(measurement.timed), measurement.median_s(), usual["median_s"]
-    every = sum(kind["steps"] for kind in kinds)
-    if usual["steps"] < MOSTLY * every or every < MANY * timed or later_s < SLOWER * timed_s:
-        return None
-    first = every - every // 3
+    first = row["steps"] - row["steps"] // 3
+    last = first + min(row["timed"], row["steps"] // 4)
     return Unknown(
-        f"why the loop's usual step takes {human(later_s, 's')}, where the timed ones took {human(timed_s, 's')}; time "
-        f"later steps (cs-systems run --steps {first}:{first + min(timed, every // 4)})"
+        f"why later steps take {human(row['later_s'], 's')}, where the timed ones took {human(row['timed_s'], 's')}; "
+        f"time these (cs-systems run --steps {first}:{last})"
     )
 
 

@@ -70,6 +70,7 @@ BY_OTHERS = 2.5  # times that they may make a step longer, through caches and co
 MOST_BY_OTHERS = 3.5  # the same where they become busier and busier; 2.7 was seen
 STEPS_WITH_SUMS = 3  # most sampled steps in which running totals are looked for
 FEWEST_WITH_WORKERS = 60  # steps that show growth of the input; the first ones take batches that wait already
+SLOWER = 1.5  # times as long as the timed steps are later ones that the answer mentions
 NEAR = 10  # number of steps on each side that show how much longer sampling makes a step
 SHORT_S = 0.005  # longest step that sampling may make notably longer
 LEAST_S = 1e-7  # a shorter step has only waited
@@ -363,6 +364,8 @@ class Watch(Observer):
                 grown = [{**row, "is_inference": True} for row in grown]
             made |= found.GROWTH.filled(grown) if grown else {}
             made |= found.SLOW_START.filled(start) if start else {}
+            later = [] if grown else self._later_steps(kinds[0], max(map(len, timing.all_s.values()), default=0))
+            made |= found.LATER_STEPS.filled(later) if later else {}
         tools = [*self._own_tools()]
         made |= found.OWN_TOOLS.filled(tools) if tools else {}
         collected = self._collections.row(len(durations_s), sum(durations_s))
@@ -533,6 +536,15 @@ class Watch(Observer):
                 "phase": most if most is not None and falls[most] > start.later_s else None,
             }
         ]
+
+    def _later_steps(self, usual: StepKind, timed: int) -> list[found.LaterStepsRow]:
+        """Return the row of the steps after the timed ones, if they usually take much longer; else []."""
+        worked_s, end = self._worked_s(), self._sized_at + timed
+        times_s = [worked_s[n] for n in usual.positions if self._sized_at <= n < end]
+        later_s = [worked_s[n] for n in usual.positions if n >= end and n not in self.all_sampled]
+        if not times_s or len(later_s) < timed or median(later_s) < SLOWER * median(times_s):
+            return []
+        return [{"steps": len(worked_s), "timed": timed, "timed_s": median(times_s), "later_s": median(later_s)}]
 
 
 def _in_forward(sample: Sample) -> Sample:

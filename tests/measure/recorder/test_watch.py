@@ -580,6 +580,21 @@ def test_steps_of_which_each_phase_takes_longer_do_not_grow(rises: str, slower: 
         watch.close()
 
 
+@pytest.mark.parametrize(
+    ("later_s", "count", "is_slower"), [(0.1875, 40, True), (0.187, 40, False), (0.1875, 19, False), (0.05, 40, False)]
+)
+def test_later_steps_that_take_half_as_long_again_are_told(later_s: float, count: int, is_slower: bool) -> None:
+    watch = Watch(resolve("cpu"), lambda: None)
+    try:
+        watch._sized_at, watch.all_sampled = 5, range(25, 30)
+        watch.durations_s = [0.9] * 5 + [0.125] * 20 + [0.9] * 5 + [later_s] * count
+        found = watch._later_steps(StepKind(tuple(range(30 + count)), 0.125, 6.0, None), 20)
+        row = {"steps": 30 + count, "timed": 20, "timed_s": 0.125, "later_s": later_s}
+        assert found == ([row] if is_slower else [])
+    finally:
+        watch.close()
+
+
 @pytest.mark.parametrize(("slower", "late_share", "is_growth"), [(1.7, 0.6, False), (1.7, 0.3, True), (6.0, 0.6, True)])
 def test_steps_that_other_programs_make_longer_do_not_grow(slower: float, late_share: float, is_growth: bool) -> None:
     """Beside other programs a core is slower, which may double the time of a step."""
