@@ -72,6 +72,7 @@ class SlowStepsRow(TypedDict):
     phase: str | None  # phase with most of the extra time
     sampled: int  # number of these steps that were sampled
     looks: NotRequired[int]  # samples of the extra time in `function`
+    as_usual: NotRequired[bool]  # usual steps spend nearly as large a share in this place
     worked_share: NotRequired[float | None]  # extra CPU time of the process, as a share of extra_s; None if unknown
 
 

@@ -108,7 +108,7 @@ def _begins_iterators(row: SlowStepsRow, evidence: Evidence) -> bool:
 
 def _is_of_each_step(row: SlowStepsRow) -> bool:
     """Return whether a usual step does the same, so that a busy machine or a larger batch made these steps slower."""
-    return row.get("every") is None and row.get("phase") in IN_EACH_STEP
+    return row.get("every") is None and (row.get("phase") in IN_EACH_STEP or row.get("as_usual", False))
 
 
 def _calls(row: SlowStepsRow) -> str | None:

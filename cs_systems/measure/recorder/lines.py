@@ -234,11 +234,15 @@ def most_of(lines: Counter[Line]) -> Line:
 
 
 class Usual(NamedTuple):
-    """Times of a usual step: of the whole step, of its phases, and of its own lines if its stack was sampled."""
+    """Times of a usual step: of the whole step, of its phases, and of its own lines if its stack was sampled.
+
+    lines_s: time in each line itself. places_s: time in each line with all that it calls.
+    """
 
     median_s: float
     phases_s: Mapping[str, float]
     lines_s: Mapping[str, float]
+    places_s: Mapping[str, float]
 
 
 def _chain(sample: Sample) -> tuple[Line, ...]:
@@ -251,6 +255,15 @@ def lines_of(samples: Sequence[Sample], steps: int) -> dict[str, float]:
     for sample in samples:
         if chain := _chain(sample):
             found[place_of(chain[-1])] += sample.time_s / steps  # type: ignore[assignment]
+    return {**found}
+
+
+def places_of(samples: Sequence[Sample], steps: int) -> dict[str, float]:
+    """Return the time of each own line per step, with all that it calls."""
+    found: Counter[str] = Counter()
+    for sample in samples:
+        for place in {place_of(line) for line in _chain(sample)}:
+            found[place] += sample.time_s / steps  # type: ignore[assignment]
     return {**found}
 
 
@@ -275,6 +288,7 @@ def without_usual(samples: Sequence[Sample], steps: int, usual: Usual) -> list[S
     return [s._replace(time_s=s.time_s * left[name]) for name, s in zip(places, samples, strict=True)]
 
 
+AS_USUAL = 0.5  # share of a line's share in slow steps that it has in usual ones, if these do the same
 COVERED = 0.6  # least share of a step that must have been sampled
 MOSTLY = 0.3  # share of a slow step's samples in forward passes without gradients that makes it an evaluation
 
@@ -303,9 +317,11 @@ def slow_steps(
         sampled_s[sample.step] += sample.time_s  # type: ignore[assignment]
     whole = {n for n in sampled_s if is_whole(n)} or {n for n in sampled_s if sampled_s[n] > COVERED * durations_s[n]}
     chosen = [s for s in chosen if s.step in whole]
+    places_s = places_of(chosen, max(1, len(whole)))
     chosen = without_usual(chosen, len(whole), usual)
     updating = [_chain(s) for s in samples if s.phase is not None and s.phase.phase() in UPDATING]
     line, share = common_line(chosen, updating)
+    place = None if line is None else place_of(line)
     inside = [s for s in chosen if s.time_s and line is not None and any(each[0] is line[0] for each in _chain(s))]
     phased = [s for s in chosen if s.phase is not None]
     extra_s = kind.total_s - len(kind.positions) * usual.median_s
@@ -320,9 +336,11 @@ def slow_steps(
         "extra_s": extra_s,
         "total_s": sum(durations_s),
         "function": None if line is None else function_of(line),
-        "place": None if line is None else place_of(line),
+        "place": place,
         "calls": None if line is None else callee_of(line),
         "place_share": share,
+        "as_usual": place is not None
+        and usual.places_s.get(place, 0.0) * kind.median_s >= AS_USUAL * places_s[place] * usual.median_s,
         "without_gradients": known_s > 0 and forward_s > MOSTLY * known_s,
         "waits_for_batch": 2 * times_s[INPUT] > times_s.total(),
         "phase": max(times_s, key=times_s.__getitem__, default=None),

@@ -48,6 +48,7 @@ from cs_systems.measure.recorder.lines import (
     lines_of_sums,
     most_of,
     own_python,
+    places_of,
     slow_steps,
 )
 from cs_systems.measure.recorder.memory import Memory
@@ -330,7 +331,12 @@ class Watch(Observer):
             calls = self._model_calls
             are_fed_by = _never if self.is_inference else calls.are_fed_by
             own = own_python(of_usual, timing.phases_s, are_fed_by, calls.go_into_loss, calls.polled, calls.are_made_by)
-            usually = Usual(kinds[0].median_s, timing.phases_s, lines_of(of_usual, len(usual)))
+            usually = Usual(
+                kinds[0].median_s,
+                timing.phases_s,
+                lines_of(of_usual, len(usual)),
+                places_of(of_usual, len(usual)),
+            )
             first, start = self._slow_start(timing.all_s, timing.has_workers)
             slow = [
                 self._with_timed_phases(

@@ -2009,3 +2009,8 @@ def test_later_steps_slower_than_the_timed_ones_are_an_open_question() -> None:
 def test_later_steps_of_a_known_growth_are_no_question() -> None:
     tables = {"later_steps": [LATER], "growth": [growing("step time", 0.1, 0.3)]}
     assert apply_rules(loop(tables)).unknowns == ()
+
+
+@pytest.mark.parametrize(("every", "count"), [(None, 0), (10, 1)])
+def test_irregular_slow_steps_that_do_what_usual_ones_do_are_no_cause(every: int | None, count: int) -> None:
+    assert len(causes(loop({"slow_steps": [slow(every=every, as_usual=True)]}))) == count

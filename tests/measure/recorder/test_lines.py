@@ -9,8 +9,9 @@ from typing import NamedTuple
 import pytest
 
 from cs_systems.analysis.comparison.loop_findings import CALLS
+from cs_systems.core.step_kinds import StepKind
 from cs_systems.measure.recorder.batches import ModelCalls
-from cs_systems.measure.recorder.lines import common_line, own_python
+from cs_systems.measure.recorder.lines import Usual, common_line, lines_of, own_python, places_of, slow_steps
 from cs_systems.measure.recorder.stacks import Line, Sample, line_of
 
 PROGRAM = """
@@ -107,3 +108,26 @@ def test_call_of_a_small_model_without_a_sample_inside_is_a_call_of_a_phase(is_k
     samples = [Sample(0, In("other"), chain, None, 0.01) for _ in range(3)]
     rows = own_python(samples, {"other": 0.03}, lambda chain: False, calls_phase=calls.are_made_by)
     assert [row["function"] for row in rows] == [function]
+
+
+@pytest.mark.parametrize(
+    ("plays_s", "updates_s", "usual_s", "expected"),
+    [
+        (0.0, 4.0, 1.0, ("main", True)),  # each line takes four times as long, as on a busy machine
+        (3.0, 1.0, 1.0, ("play", False)),
+        (0.0, 4.0, 0.5, ("main", True)),
+        (0.0, 4.0, 0.49, ("main", False)),
+    ],
+)
+def test_slow_steps_that_do_what_usual_ones_do_are_told_apart(
+    plays_s: float, updates_s: float, usual_s: float, expected: tuple[str, bool]
+) -> None:
+    found = codes()
+    plays, updates = (line(found["main"], 3), line(found["play"], 8)), (line(found["main"], 6),)
+    often = [Sample(n, None, updates, None, usual_s) for n in range(4)]
+    times = (plays, plays_s), (updates, updates_s)
+    slow = [Sample(9, None, chain, None, time_s) for chain, time_s in times if time_s]
+    usual = Usual(1.0, {}, lines_of(often, 4), places_of(often, 4))
+    kind = StepKind((9,), plays_s + updates_s, plays_s + updates_s, None)
+    row = slow_steps(kind, usual, [1.0] * 9 + [plays_s + updates_s], slow, lambda _: True)
+    assert (row["function"], row["as_usual"]) == expected
