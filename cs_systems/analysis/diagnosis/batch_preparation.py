@@ -35,11 +35,16 @@ IN_ONE = (
     "compute it in one operator where there is a closed form, as for noise that is added in small steps, or for the "
     "whole batch at once; else prepare batches in the workers of a data loader"
 )
+OF_REPLAY = (
+    "take only the drawn rows, of one array in place of a list of objects, and keep sums up to date (a sum tree for "
+    "priorities); workers of a data loader do not see what the loop adds"
+)
 SHORT_S = 1e-3  # most time of a function for each of its many draws
 NOTABLE_MADE_UP = 0.25  # share of the step; random numbers often stand for data, as in a test
 # Patterns of the function that is called. Of other kinds of work, only the remedies of these are right for data.
 _PERMUTES = re.compile("permutation|shuffle|randperm")
 _MAKES_UP = re.compile(r"\b(randn?|randint|normal|uniform|standard_normal)(_like)?\b")
+_REPLAYS = re.compile(r"replay|(?<!shuffle)(?<!shuffle_)buffer|\bmemory\b", re.IGNORECASE)
 _OF_DATA = ("tokenizes text", "decodes images", "waits for a server", "sleeps")
 
 
@@ -63,7 +68,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     how = f"and the main process {polled.words}" if polled else "which the main process prepares"
     cause = f"{lasted_s / step_s:.0%} of the step waits for the next batch, {how}: {lines}"
     at_best = step_s - lasted_s - _collected_s(evidence)
-    remedy = polled.remedy if polled else _remedy(calls)
+    remedy = polled.remedy if polled else _remedy(rows[0]["function"], calls)
     if (many := _many_draws(rows[0], evidence)) is not None and not polled:
         cause += f"; it is many small operators: {many['drawn']} runs at least {many['calls']} times a step"
         remedy = IN_ONE
@@ -85,13 +90,15 @@ def _collected_s(evidence: Evidence) -> float:
     return sum(row["time_s"] for row in own if row["phase"] == OTHER and row["function"] == COLLECTOR)
 
 
-def _remedy(calls: str) -> str:
+def _remedy(function: str | None, calls: str) -> str:
     if _PERMUTES.search(calls):
         return INDICES
     if _MAKES_UP.search(calls):
         return MADE_UP
     work = host_work(calls)
-    return work.remedy if work and work.words in _OF_DATA else REMEDY
+    if work and work.words in _OF_DATA:
+        return work.remedy
+    return OF_REPLAY if _REPLAYS.search(function or "") else REMEDY
 
 
 RULE = Rule(find)

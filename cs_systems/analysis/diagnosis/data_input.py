@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cs_systems.analysis.attribution.host_work import host_work
 from cs_systems.analysis.comparison.loop_findings import ITERATORS, OWN_PYTHON, OwnPythonRow
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
@@ -17,6 +18,7 @@ IN_MEMORY = (
     "the data are tensors in memory: take whole batches of them, x[rows] for rows in indices.split(size), with "
     "torch.randperm(len(x)) as indices to shuffle them, where the DataLoader puts single rows together"
 )
+ONCE = "decompose matrices that are the same in each epoch once, before the loop; else "
 MOSTLY = 0.5  # share of the steps with a new iterator; above it, this is not the start of an epoch
 
 
@@ -37,14 +39,16 @@ def find(evidence: Evidence) -> Diagnosis | None:
     expected = after(evidence, "same-batch")
     lines = (row for row in OWN_PYTHON.of(evidence.tables) if row["phase"] == Phase.INPUT and row["samples"] >= FEWEST)
     # the dataset's function, if the loop itself reads the dataset
-    where = next((named(row) for row in lines if row["place"]), "")
+    line = next((row for row in lines if row["place"]), None)
+    work = host_work(line.get("calls") or "") if line is not None else None
+    once = ONCE if work is not None and work.words == "decomposes matrices" else ""
     return Diagnosis(
         cause,
-        ANEW if is_anew else IN_MEMORY if _collates_rows(evidence) else REMEDY,
+        once + (ANEW if is_anew else IN_MEMORY if _collates_rows(evidence) else REMEDY),
         step_s,
         step_s - waited_s,
         evidence=(row,),
-        where=where,
+        where=named(line) if line is not None else "",
         expected=expected,
         takes=waited_s,
         change=InputRemoved(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from cs_systems.analysis.attribution.host_work import host_work
 from cs_systems.analysis.attribution.step_growth import growing, grows_alike
@@ -59,10 +60,15 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
     """Find the quantity with the largest growth; memory, which ends the program, comes first."""
     rows = GROWTH.of(evidence.tables)
     memory = [row for row in rows if row["quantity"] not in ("step time", IN_NO_PHASE)]
+    slower = next((row for row in rows if row not in memory), None)
     if memory:
-        return _of_memory(max(memory, key=lambda row: row["last"] - row["first"]), evidence)
-    if rows:
-        return _of_time(rows[0], evidence)
+        most = _of_memory(max(memory, key=lambda row: row["last"] - row["first"]), evidence)
+        if slower is None or slower["quantity"] == IN_NO_PHASE:
+            return most
+        grown = Growth(slower["steps"], slower["first"], slower["last"], slower["per_step"])
+        return replace(most, cause=f"{most.cause}; {_slower(grown, None)}", remedy=f"{most.remedy}; {TIME}")
+    if slower is not None:
+        return _of_time(slower, evidence)
     return _of_trace(evidence.usual) if evidence.usual else _of_later_steps(evidence)
 
 

@@ -2014,3 +2014,33 @@ def test_later_steps_of_a_known_growth_are_no_question() -> None:
 @pytest.mark.parametrize(("every", "count"), [(None, 0), (10, 1)])
 def test_irregular_slow_steps_that_do_what_usual_ones_do_are_no_cause(every: int | None, count: int) -> None:
     assert len(causes(loop({"slow_steps": [slow(every=every, as_usual=True)]}))) == count
+
+
+def test_memory_and_time_that_grow_together_are_both_told() -> None:
+    rows = [growing("host memory", 1e9, 3e9, kept="scores", kept_tensors="arrays"), growing("step time", 0.02, 0.07)]
+    (found,) = causes(loop({"growth": rows}))
+    assert found.cause.endswith(
+        "; a step takes 1.00 ms longer with each step: 20.0 ms at first, 70.0 ms after 50 steps"
+    )
+    assert found.remedy.endswith("find what each step does for all steps before it, such as reading a list that grows")
+
+
+@pytest.mark.parametrize(
+    ("function", "is_replay"),
+    [("PrioritizedReplay.sample", True), ("RolloutBuffer.get", True), ("Memory.draw", True), ("batches", False),
+     ("ShuffleBuffer.take", False), ("shuffle_buffer", False), ("from_memory_map", False)],
+)  # fmt: skip
+def test_batches_of_a_replay_buffer_are_not_sent_to_a_data_loader(function: str, is_replay: bool) -> None:
+    row = own(function, 8, 0.05, "weights.sum") | {"feeds_model": True}
+    (found,) = causes(loop({"own_python": [row]}, other=0.06))
+    assert ("do not see what the loop adds" in found.remedy) == is_replay
+
+
+def test_decompositions_of_a_dataset_are_to_be_made_once() -> None:
+    rows = [own("Molecules.__getitem__", 8, 0.05, "torch.linalg.eigh", phase="input")]
+    phases = {"input": 0.05, "forward": 0.03, "backward": 0.02}
+    measurement = Measurement("monotonic", (Sample(0, False, STEP_S, phases, phases),) * 10, 0.0)
+    (found,) = causes(replace(loop({"own_python": rows}), measurement=measurement))
+    assert found.remedy.startswith(
+        "decompose matrices that are the same in each epoch once, before the loop; else raise"
+    )
