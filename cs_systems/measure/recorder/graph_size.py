@@ -16,14 +16,16 @@ MOST_GRAPHS = 6  # that one observer looks through: with thousands of nodes, one
 ELEMENTS_PER_S, FLOPS_PER_S = 2e8, 5e9
 # parts of the names of nodes with an operator that sums over an inner dimension
 _PRODUCTS = ("mm", "linear", "conv", "attention")
+_LAYER = "MkldnnRnnLayer"  # part of the name of a node that is a whole recurrent layer
 _NO_OPERATORS = ("AccumulateGrad", "ViewBackward", "TBackward", "squeezeBackward")  # leaves, and views that do no work
 
 
 class GraphSize(NamedTuple):
     """Operators of a forward pass, and an upper bound in s of their arithmetic.
 
-    Recurrent modules of torch, and what runs between two of them, are left out: each is one operator for the program,
-    with many nodes. has_recurrent: there are such modules, so that the operators are not the whole pass.
+    Recurrent modules of torch over sequences, and what runs between two of them, are left out: each is one operator for
+    the program, with many nodes. One that is called for each time step by itself counts like any other operator.
+    has_recurrent: some are left out, so that the operators are not the whole pass.
     """
 
     operators: int
@@ -34,14 +36,37 @@ class GraphSize(NamedTuple):
 def graph_size(roots: Any, models: Iterable[nn.Module]) -> GraphSize | None:
     """Return the size of the graph below the roots of a backward pass, without running it; None if it is too large."""
     modules = [module for model in models for module in model.modules()]
-    recurrent = {id(p) for module in modules if isinstance(module, nn.RNNBase) for p in module.parameters()}
     inner = max((math.prod(p.shape[1:]) for module in modules for p in module.parameters(recurse=False)), default=1)
     seen = nodes_below(roots)
     if len(seen) >= MOST_NODES:
         return None
+    over_sequences = [m for m in modules if isinstance(m, nn.RNNBase) and not _takes_single_steps(m, seen)]
+    recurrent = {id(p) for module in over_sequences for p in module.parameters()}
     left_out = _between(seen, recurrent)
     nodes = [node for node in seen if _is_operator(node) and node._sequence_nr() not in left_out]
-    return GraphSize(len(nodes), sum(_arithmetic_s(node, inner) for node in nodes), bool(recurrent))
+    arithmetic_s = sum(_arithmetic_s(node, inner) + _gates_s(node, inner) for node in nodes)
+    return GraphSize(len(nodes), arithmetic_s, bool(recurrent))
+
+
+def _takes_single_steps(module: nn.RNNBase, nodes: Iterable[Any]) -> bool:
+    """Return whether each call of a recurrent module was of a single time step, as in a loop of the program.
+
+    A call multiplies all its inputs by their weight at once, and the state by its own weight in each time step.
+    oneDNN's layer is one node.
+    """
+    of_inputs, of_states = (id(getattr(module, f"weight_{name}_l0", None)) for name in ("ih", "hh"))
+    uses = Counter[int]()
+    for node in nodes:
+        used = {id(getattr(each, "variable", 0)) for each, _ in node.next_functions} & {of_inputs, of_states}
+        if used and _LAYER in node.name() and node._input_metadata[0].shape[0] > 1:
+            return False
+        uses.update(used)
+    return 0 < uses[of_inputs] == uses[of_states]
+
+
+def _gates_s(node: Any, inner: int) -> float:
+    """Return an upper bound in s of the products in oneDNN's recurrent layer, of four gates with inputs and state."""
+    return 16 * math.prod(node._input_metadata[0].shape) * inner / FLOPS_PER_S if _LAYER in node.name() else 0.0
 
 
 def _between(nodes: Iterable[Any], parameters: Collection[int]) -> range:

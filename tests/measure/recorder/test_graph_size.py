@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -47,6 +49,27 @@ def test_nodes_of_a_recurrent_module_are_left_out(kind: type[nn.RNNBase]) -> Non
     assert found is not None
     assert found.has_recurrent
     assert 22 <= found.operators < 40, "the product, the tanh and the sum, with the module's last few nodes"
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2}, {"batch_first": True}])
+def test_recurrent_module_of_single_steps_counts_like_other_operators(kind: type[nn.RNNBase], options: Any) -> None:
+    """A loop over time steps in the program is not one operator for it, as in a decoder with attention."""
+    model = kind(4, 4, **options)
+    inputs, state, outputs = torch.ones(1, 1, 4), None, []
+    for _ in range(60):
+        inputs, state = model(inputs, state)
+        outputs.append(inputs.tanh())
+    found = graph_size(torch.cat(outputs).sum(), [model])
+    assert found is not None
+    assert not found.has_recurrent
+    assert found.operators >= 60 * (1 + model.num_layers)
+    products = 60 * model.num_layers * 2 * 4 * 8 * (4 if kind is nn.LSTM else 1)
+    assert found.arithmetic_s >= products / FLOPS_PER_S
+    layers = nn.ModuleList([model, kind(4, 4)])
+    in_sequence = graph_size(layers[1](torch.cat(outputs))[0].sum(), [layers])
+    assert in_sequence is not None
+    assert in_sequence.has_recurrent
 
 
 def test_cost_is_that_of_the_owners_below_an_operator() -> None:
