@@ -137,8 +137,16 @@ def filled_share(tensor: Tensor) -> tuple[float, int | None] | None:
 def _longest_ends(is_filler: Tensor) -> float:
     """Return the share of positions in runs of at least two fillers at one end of the rows, the larger of both ends.
 
-    If all rows end with the same number of fillers, it is a border, not padding.
+    A row of fillers alone is no padded sample: the rows may be time steps. Then the samples are looked at, too.
     """
+    is_empty = is_filler.all(1)
+    if bool(is_empty.any()):
+        return max(_ends(is_filler & ~is_empty[:, None]), _ends(is_filler.T))
+    return _ends(is_filler)
+
+
+def _ends(is_filler: Tensor) -> float:
+    """Return the share of such runs. If all rows end with the same number of fillers, it is a border, not padding."""
     shares = []
     for side in (is_filler.flip(1), is_filler):
         runs = side.long().cumprod(1).sum(1)

@@ -69,6 +69,20 @@ def test_vectors_of_zeros_are_padding_but_a_border_is_not() -> None:
     assert filled_share(vectors) == (0.0, None)
 
 
+def test_time_steps_without_any_input_are_no_padding() -> None:
+    """Rows may be time steps, as in a task that has to be answered after its input."""
+    steps = torch.rand(12, 4, 3) + 1
+    steps[6:] = 0
+    assert filled_share(steps) == (0.0, None)
+    steps[3:, :2] = 0
+    assert filled_share(steps) == (pytest.approx(30 / 48), None), "two samples are shorter than the others"
+    samples = torch.rand(4, 12, 3) + 1
+    samples[0], samples[1, 6:] = 0, 0
+    share = filled_share(samples)
+    assert share is not None
+    assert 6 / 48 <= share[0] <= 18 / 48, "a sample without anything is next to one with padding"
+
+
 @pytest.mark.parametrize(
     "tensor", [torch.randn(8, 40), torch.randint(9, (40,)), torch.ones(8, 40, dtype=torch.bool),
                torch.ones(8, 40, dtype=torch.long).tril(), torch.randint(9, (1, 40))]
