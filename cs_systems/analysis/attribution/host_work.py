@@ -26,9 +26,19 @@ COPIES_FIELDS = HostWork(
     "use its fields as they are, such as vars(batch), or make the copy once if it does not change",
 )
 _BEGIN, _END = r"(?<![a-z])", r"(?![a-z])"  # limits of a word inside a name, as in `save_checkpoint`
+_LOG = re.compile(r"(\w+)(?:\([^()]*\))?\.log$")
+_LOGGERS = re.compile(  # owners of a method `log` that writes one; of others it is the logarithm
+    r"^(self|cls)$|logg(er|ing)|(^|_)logs?$|^run$|writer|wandb|mlflow|comet|neptune|track|experiment|board|metric|"
+    "trainer|record|monitor|callback|accelerator|fabric|history",
+    re.IGNORECASE,
+)
+_SINGLE = (
+    "action|state|position|board|move|leaf|node|fitness|population|candidate|individual|genome|function|arg|argument|"
+    "input|shape|config|sample"
+)
 # The first pattern that matches a name (without its file and line) gives the kind.
 _KINDS = {
-    r"gc\.collect|\bcollect\b|" + _BEGIN + "gc_collect": HostWork(
+    r"\bgc\.collect|built-in function collect\b|, collect$|" + _BEGIN + "gc_collect": HostWork(
         "collects garbage", "leave out gc.collect(), or call it every 100th step"
     ),
     r"\blinalg\.(p?inv|svd|svdvals|eigh?|eigvalsh?|matrix_exp|qr|lu)\b|\btorch\.(p?inverse|svd|qr)\b": HostWork(
@@ -47,7 +57,8 @@ _KINDS = {
     ),
     _BEGIN + r"sav(e|ing)_?(checkpoint|ckpt|model|pretrained|state)|checkpoint_?sav(e|ing)|write_checkpoint|torch\.save"
     r"|\bsave\b": HostWork("writes a checkpoint", "save less often, or in another thread"),
-    r"\bplt\b|pyplot|savefig|\bimshow\b|seaborn|plotly|" + _BEGIN + f"(plot|draw){_END}": HostWork(
+    r"\bplt\b|pyplot|savefig|\bimshow\b|seaborn|plotly|" + _BEGIN + f"plot{_END}|" + _BEGIN + r"draw_\w*"
+    f"(fig(ure)?|plot|picture|image|graph|curve|chart|heatmap|histogram)s?{_END}": HostWork(
         "draws figures", "log figures less often"
     ),
     r"wandb|tensorboard|mlflow|\binfo\b|"
@@ -57,7 +68,8 @@ _KINDS = {
     _BEGIN + r"(load|next|fetch|get|read|prepare)_?(batch|data)" + _END: HostWork(
         "loads the next batch", "load it in a data loader's workers (num_workers, prefetch_factor), or in advance"
     ),
-    _BEGIN + f"(evaluate|evaluation|validate|validation){_END}": HostWork(
+    # not of one state or candidate, as in a search, nor of arguments
+    _BEGIN + f"(evaluate|evaluation|validate|validation){_END}(?!_({_SINGLE})s?{_END})": HostWork(
         "evaluates", "evaluate less often or on fewer batches"
     ),
     r"subprocess\.|\bPopen\b|\bcheck_(output|call)\b|os\.(system|popen)\b": HostWork(
@@ -126,4 +138,6 @@ def host_work(name: str) -> HostWork | None:
     if work := operator_work(name.rpartition(", ")[2]):
         return work
     own = re.sub(r" at \S+:\d+|\S+\.py:\d+", "", name)
+    if (found := _LOG.search(own)) and not _LOGGERS.search(found[1]):
+        return None
     return next((work for pattern, work in _KINDS.items() if re.search(pattern, own)), None)

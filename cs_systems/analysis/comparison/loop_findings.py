@@ -38,6 +38,7 @@ class OwnPythonRow(TypedDict):
     feeds_model: bool  # its result is an input of the model, or that of a forward without gradients one of the loss
     place_share: NotRequired[float]  # share of the function's time that `place` has
     polls: NotRequired[str]  # what a loop around a sleep looks at, such as `replies.empty()`
+    feeds_loss: NotRequired[bool]  # outside of the phases: the loss is computed from its result
 
 
 class InnerLineRow(TypedDict):
@@ -643,7 +644,7 @@ class ForwardOperatorsRow(TypedDict):
 
     operators: int
     arithmetic_s: float  # upper bound, by the sizes of their results
-    has_recurrent: bool  # recurrent modules of torch, and what is between them, are left out of both
+    has_recurrent: bool  # recurrent modules over sequences, and what is between them, are left out of both
     function: str | None
     place: str | None
 

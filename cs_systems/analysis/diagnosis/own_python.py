@@ -50,6 +50,7 @@ COLLECTIVES = re.compile(  # methods of a tensor named dist, such as gather, are
     r"(?:(?<![\w.])dist|distributed)\.(?:all_reduce|all_gather|all_to_all|reduce_scatter|broadcast|barrier)\w*$"
 )
 REMEDY = "do it less often, make it faster, or, if it prepares data, move it into the workers of a data loader"
+OF_LOSS = "make it faster, or compile (torch.compile): the loss is computed from its result"
 
 
 def called_at(function: str | None, place: str, calls: str | None) -> str:
@@ -183,13 +184,15 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
         return Unknown(f"what runs in {share} outside the model's phases{why}")
     if lasted_s < SPREAD * step_s and _is_spread(rows, own, step_s):
         return None
-    work = polls(shown[0]) or work_of(shown[0]["function"], shown[0].get("calls"))
+    # a part of the loss is no work that could be done less often, whatever its function is named
+    is_of_loss = shown[0].get("feeds_loss", False)
+    work = polls(shown[0]) or work_of(None if is_of_loss else shown[0]["function"], shown[0].get("calls"))
     work = work or (LOGGED if shown[0].get("writes") else None)
     if work is None and SORTS.search(shown[0].get("calls") or ""):
         work = SORTED_FOR_METRIC if METRIC.search(shown[0]["function"] or "") else SORTED
     does = f", which {work.words}" if work and shown[0]["time_s"] >= MOSTLY * lasted_s else ""
     cause = f"{share} is the script's own Python{does}: {lines}"
-    remedy = work.remedy if work else REMEDY
+    remedy = work.remedy if work else OF_LOSS if is_of_loss else REMEDY
     if read_s > READING * lasted_s:
         cause += f"; {read_s / step_s:.0%} of the step reads numbers from the GPU (.item())"
         remedy = READ_LESS if remedy == REMEDY else f"{remedy}; {READ_LESS}"

@@ -46,12 +46,14 @@ def own_python(
     """Return a row per own function and phase of these samples, in seconds of a timed step.
 
     feeds_model: returns whether the lines compute an input of the model. goes_into_loss: the same of the loss, for
-    forward passes without gradients. polled: returns what a loop around a sleep looks at. calls_phase: returns whether
-    a line is known to call a model or a backward pass, also where no sample was taken inside of it.
+    forward passes without gradients and for lines outside of the phases. polled: returns what a loop around a sleep
+    looks at. calls_phase: returns whether a line is known to call a model or a backward pass, also where no sample was
+    taken inside of it.
     """
     by_phase: Counter[str] = Counter()
     times: dict[tuple[str, CodeType, bool], Counter[Line]] = {}
     counts: Counter[tuple[str, CodeType, bool]] = Counter()
+    chains: dict[Line, tuple[Line, ...]] = {}
     collected: Counter[str] = Counter()
     around = {line[0] for s in samples for line in _chain(s) if s.phase is not None and s.phase.phase() not in AROUND}
     of_phases = (s for s in samples if s.phase is not None and s.phase.phase() not in (*AROUND, LOSS))
@@ -69,6 +71,7 @@ def own_python(
         elif line is not None:
             flows = feeds_model if phase == OTHER else goes_into_loss if phase == WITHOUT_GRADIENTS else None
             kind = phase, line[0], flows is not None and flows(_chain(sample))
+            chains.setdefault(line, _chain(sample))
             times.setdefault(kind, Counter())[line] += sample.time_s  # type: ignore[assignment]
             counts[kind] += 1
     rows: list[found.OwnPythonRow] = []
@@ -93,6 +96,8 @@ def own_python(
         )
         if (looked_at := polled(most)) is not None:
             rows[-1]["polls"] = looked_at
+        if phase == OTHER and any(goes_into_loss(chains[line]) for line in lines):
+            rows[-1]["feeds_loss"] = True
     rows += [
         {
             "phase": phase,

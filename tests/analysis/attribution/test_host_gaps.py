@@ -73,6 +73,26 @@ def test_operator_that_works_for_long_is_named_after_the_range(range_name: str |
     assert ("aten::_cudnn_attention_forward" in str(host_work(prepared) and prepared)) is (range_name != "evaluate")
 
 
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ("writes a log", ("self.log", "logger.log", "wandb.log", "run.log", "train_log.log", "log_metrics", "log")),
+        ("collects garbage", ("gc.collect", "gc_collect")),
+        ("draws figures", ("plot", "plot_samples", "draw_figure", "draw_loss_curves", "plt.plot")),
+        ("evaluates", ("evaluate", "validate", "Trainer.evaluate", "evaluate_model", "validation_step")),
+        (None, ("torch.log", "math.log", "np.log", "probs.log", "self.alpha.log", "F.softmax(x).log", "logits.log")),
+        (None, ("collect", "agent.collect", "collect_rollout", "draw", "draw_samples", "draw_indices")),
+        (None, ("evaluate_actions", "evaluate_position", "evaluate_candidates", "validate_args", "validate_inputs")),
+    ],
+)
+def test_name_of_a_function_gives_the_kind_of_work_only_where_it_is_clear(
+    words: str | None, names: tuple[str, ...]
+) -> None:
+    """A logarithm writes no log, and a sample or a position of a game is not drawn or evaluated less often."""
+    found = {name: host_work(name) for name in names}
+    assert {name: work.words if work else None for name, work in found.items()} == dict.fromkeys(names, words)
+
+
 def test_time_of_the_profiler_is_no_work_of_the_host() -> None:
     overheads = [(0.5, 0.75), (1.5, 2.5), (5.5, 6.5), (6.25, 6.5), (8.5, 9.0)]
     (row,) = rows_of(idle_twice(), overheads=overheads).values()

@@ -1315,6 +1315,17 @@ def test_kind_of_work_is_the_own_function_if_its_calls_do_not_show_it() -> None:
     assert "own Python: update_metrics() at" in found.sentence, "less than half of the time is no kind of all of it"
 
 
+def test_part_of_the_loss_is_not_done_less_often_whatever_its_name() -> None:
+    row = own("Policy.evaluate", 8, 0.05, "MultivariateNormal")
+    (named,) = causes(loop({"own_python": [row]}, other=0.06))
+    assert "which evaluates" in named.sentence
+    (found,) = causes(loop({"own_python": [row | {"feeds_loss": True}]}, other=0.06))
+    assert found.sentence.startswith(
+        "60% of the step is the script's own Python: Policy.evaluate() at train.py:8, MultivariateNormal (50%): make "
+        "it faster, or compile (torch.compile): the loss is computed from its result"
+    )
+
+
 def test_other_time_without_samples_is_unknown() -> None:
     """A share of the step that nothing explains is neither a cause nor nothing."""
     why = [{"reason": "--stop ended the script before its stack was sampled", "remedy": "leave out --stop"}]

@@ -333,11 +333,11 @@ NUMBERS: dict[str, tuple[Evidence, float, float | None, str]] = {
         "50% of the step the GPU is idle while the host makes no CUDA call, for up to 250 ms (50% in a, 25% in b)",
     ),
     "host_time: half of the work is of a kind": (
-        idle({"host_gaps": [host("plot", 0.125), host("draw", 0.125), host("f", 0.25)]}, host=0.5), 0.5, 0.5,
+        idle({"host_gaps": [host("plot", 0.125), host("draw_figure", 0.125), host("f", 0.25)]}, host=0.5), 0.5, 0.5,
         "while the host draws figures",
     ),
     "host_time: less than half of the work is of a kind": (
-        idle({"host_gaps": [host("plot", 0.125), host("draw", 0.124), host("f", 0.25)]}, host=0.5), 0.5, 0.5,
+        idle({"host_gaps": [host("plot", 0.125), host("draw_figure", 0.124), host("f", 0.25)]}, host=0.5), 0.5, 0.5,
         "while the host makes no CUDA call",
     ),
     "host_synchronisation": (

@@ -131,3 +131,20 @@ def test_slow_steps_that_do_what_usual_ones_do_are_told_apart(
     kind = StepKind((9,), plays_s + updates_s, plays_s + updates_s, None)
     row = slow_steps(kind, usual, [1.0] * 9 + [plays_s + updates_s], slow, lambda _: True)
     assert (row["function"], row["as_usual"]) == expected
+
+
+@pytest.mark.parametrize("phase", ["other", "forward"])
+def test_lines_outside_of_the_phases_from_which_the_loss_is_computed_are_marked(phase: str) -> None:
+    chain = line(codes()["main"], 3), line(codes()["play"], 8)
+    samples = [Sample(0, In(phase), chain, None, 0.01) for _ in range(3)]
+    asked: list[tuple[Line, ...]] = []
+
+    def goes_into_loss(lines: tuple[Line, ...]) -> bool:
+        asked.append(lines)
+        return True
+
+    (row,) = own_python(samples, {phase: 0.03}, lambda chain: False, goes_into_loss)
+    assert row.get("feeds_loss", False) is (phase == "other")
+    assert [*dict.fromkeys(asked)] == [chain] * (phase == "other")
+    (row,) = own_python(samples, {phase: 0.03}, lambda chain: False)
+    assert "feeds_loss" not in row
