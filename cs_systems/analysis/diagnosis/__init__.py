@@ -62,16 +62,21 @@ def apply_rules(evidence: Evidence) -> Answer:
         return Answer(unknowns=evidence.unknowns, not_judged=evidence.not_judged)
     from cs_systems.analysis.diagnosis._longest import longest_line
     from cs_systems.analysis.diagnosis._plan import planned
+    from cs_systems.analysis.diagnosis._unseen import unseen
 
     found, unknowns = find_all(evidence)
     if evidence.replay is not None:
         found = planned(found, evidence.replay, evidence.busy_s or 0.0)
+    causes = ranked(found)
+    if not unknowns and all(one.is_outside for one in causes) and (question := unseen(evidence)):
+        unknowns = [question]
     return Answer(
-        ranked(found),
+        causes,
         (*evidence.unknowns, *unknowns),
         evidence.judged,
         evidence.not_judged,
         longest=longest_line(evidence),
+        least=evidence.least or WORTH,
     )
 
 
@@ -176,6 +181,7 @@ def diagnose(records: RunRecord | Iterable[RunRecord]) -> Answer:
         next((answer.not_judged for _, answer in judged if answer.not_judged), ""),
         tuple(dict.fromkeys(refuted)),
         next((answer.longest for _, answer in judged if answer.longest), ""),
+        max((answer.least for _, answer in judged), default=WORTH),
     )
 
 

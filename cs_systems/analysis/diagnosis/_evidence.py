@@ -52,6 +52,7 @@ ON_CPU = "on a CPU no GPU is idle and no kernel is slow; measure on a GPU"
 OF_TORCH = re.compile(r"at::native|^triton_(poi|red|per|tem|for|spl|split_scan)_")  # its compiler's too
 OF_HOST_MEMORY = re.compile(r"(cuda|hip)(Host(Alloc|Malloc|Register|Free|Unregister)|FreeHost|MallocHost)|cuMemHost")
 MOSTLY = 0.5  # share of a time or size; more than this counts as most of it
+OF_LOOP = 0.1  # share of the step for which most rules look where a loop's phases and samples are all that is known
 TABLES = (
     "steps",
     "gaps",
@@ -89,6 +90,7 @@ class Evidence:
         distribution: the division of a trace's program among ranks; None for one rank alone.
         subject: the steps that the tables are about, such as "steps 3–14 of 15"; "" for all.
         judged: what the rules judge, in words; "" if they have nothing to judge.
+        least: the least share that the rules look for; None for that of `Answer`.
         not_judged: why they have nothing to judge, and the remedy.
         unknowns: questions that the data cannot answer, and how to record the missing data.
         known_replay: replay of the steps without a profiler; None to replay the usual steps of the trace.
@@ -109,6 +111,7 @@ class Evidence:
     distribution: Distribution | None = None
     subject: str = ""
     judged: str = "the step"
+    least: float | None = None
     not_judged: str = ""
     unknowns: tuple[str, ...] = ()
     known_replay: Answering | None = None
@@ -436,6 +439,9 @@ def of_records(records: Sequence[RunRecord]) -> Evidence:
     on_gpu = environment is not None and environment.device != "cpu"
     memory = next((found for r in reversed(records) if (found := memory_of_record(r))), None)
     judged = "the step" if "gaps" in tables else "the step, judged by its timed phases alone" if timed else "the peak"
+    is_observed = last.is_loop and not on_gpu and bool(timed) and "gaps" not in tables
+    if is_observed:
+        judged = "the step, if all that it computes is needed"
     config = last.run_config
     return Evidence(
         tables=Sound(tables),
@@ -444,7 +450,8 @@ def of_records(records: Sequence[RunRecord]) -> Evidence:
         device_name=environment.device_name if environment and on_gpu else None,
         device_bytes=config.memory_limit_bytes or (environment.device_memory_bytes if environment else None),
         memory=memory,
-        judged=judged if on_gpu or memory or records[-1].is_loop else "",
+        judged=judged if on_gpu or memory or last.is_loop else "",
+        least=OF_LOOP if is_observed else None,
         not_judged="" if on_gpu or memory or not (timed or profiled) else ON_CPU,
         has_mixed_steps=any(caveat.code in UNEVEN for r in timed for caveat in r.warnings),
         shares_device=any(caveat.code == SHARED for r in records for caveat in r.warnings),

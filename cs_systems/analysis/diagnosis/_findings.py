@@ -226,6 +226,7 @@ class Answer:
         diagnoses: the causes that are worth a change, the largest first.
         unknowns: open questions, and how to record the missing data.
         judged: the judged steps: "the step", "steps 1–14 of 15"; empty if none were.
+        least: the least share that the rules looked for.
         not_judged: why nothing was judged, and the remedy.
         refuted: remedies that the same run measured, without a gain.
         longest: the line of a loop with the most time, with its share; "" if none has a notable one.
@@ -237,6 +238,7 @@ class Answer:
     not_judged: str = ""
     refuted: tuple[str, ...] = ()
     longest: str = ""
+    least: float = WORTH
 
     @property
     def nothing(self) -> str:
@@ -248,7 +250,7 @@ class Answer:
         if not self.judged:
             return f"nothing was judged: {self.not_judged}" if self.not_judged else ""
         where = f"; {self.longest}" if self.longest else ""
-        return f"nothing found that would save more than {WORTH:.0%} of {self.judged}{where}"
+        return f"nothing found that would save more than {self.least:.0%} of {self.judged}{where}"
 
     @property
     def causes(self) -> list[str]:

@@ -1315,6 +1315,24 @@ def test_kind_of_work_is_the_own_function_if_its_calls_do_not_show_it() -> None:
     assert "own Python: update_metrics() at" in found.sentence, "less than half of the time is no kind of all of it"
 
 
+def test_unobserved_phases_are_a_question_where_nothing_is_found() -> None:
+    """The times of phases alone do not show that nothing can be gained inside them."""
+    why = {
+        "unsampled": [{"reason": "--stop ended the script before its stack was sampled", "remedy": "leave out --stop"}]
+    }
+    answer = apply_rules(loop(why))
+    assert answer.others == [
+        "cannot be told: what takes 92% of the step inside the model's phases: --stop ended the script before its "
+        "stack was sampled; leave out --stop"
+    ]
+    assert apply_rules(loop(why | {"anomaly_detection": [ANOMALY]})).unknowns == (), "there is a cause"
+    assert apply_rules(replace(loop(why), measurement=None)).unknowns == ()
+    inside = {"forward": 0.009, "other": 0.0}
+    rest = {"optimizer": 0.091}
+    sample = Sample(0, False, STEP_S, inside | rest, inside | rest)
+    assert apply_rules(replace(loop(why), measurement=Measurement("monotonic", (sample,) * 10, 0.0))).unknowns == ()
+
+
 def test_part_of_the_loss_is_not_done_less_often_whatever_its_name() -> None:
     row = own("Policy.evaluate", 8, 0.05, "MultivariateNormal")
     (named,) = causes(loop({"own_python": [row]}, other=0.06))
