@@ -88,9 +88,15 @@ def _of_samples(evidence: Evidence) -> Diagnosis | None:
         is_short = (row.get("late_s") or SHORT_S) < SHORT_S or row["function"] == counted
         if row["phase"] != Phase.BACKWARD and is_short and not row["is_plain"] and not work_of(row):
             by_function.setdefault((row["function"], row["place"].partition(":")[0]), []).append(row)
-    least_s = max(NOTABLE * step_s, MOST_OF_FORWARD * evidence.phases_s(Phase.FORWARD, Phase.LOSS))
+    passes_s = evidence.phases_s(Phase.FORWARD, Phase.LOSS)
+    least_s, calm = max(NOTABLE * step_s, MOST_OF_FORWARD * passes_s), 1.0
+    if evidence.measurement is not None and evidence.measurement.timed and passes_s:
+        calm = min(1.0, _least_s(evidence.measurement, Phase.FORWARD, Phase.LOSS) / passes_s)
     rows = [
-        row for (name, _), alike in by_function.items() if _is_short(alike, least_s, name == counted) for row in alike
+        row
+        for (name, _), alike in by_function.items()
+        if _is_short(alike, least_s, calm, name == counted)
+        for row in alike
     ]
     if not rows:
         return None
@@ -113,11 +119,15 @@ def _least_s(measurement: Measurement, *phases: Phase) -> float:
     return min(sum(sample.phases_s.get(phase, 0.0) for phase in phases) for sample in measurement.timed)
 
 
-def _is_short(rows: Sequence[InnerLineRow], least_s: float, is_counted: bool) -> bool:
-    """Return whether a function takes much of forward in calls that are short, by their number or by samples."""
+def _is_short(rows: Sequence[InnerLineRow], least_s: float, calm: float, is_counted: bool) -> bool:
+    """Return whether a function takes much of forward in calls that are short, by their number or by samples.
+
+    calm: the share of forward and loss that they take in their fastest step; a busy machine makes the others longer,
+    and so the number of calls that their time could hold.
+    """
     time_s, late_s = sum(row["time_s"] for row in rows), max(row["late_s"] or SHORT_S for row in rows)
     is_seen = sum(row["samples"] for row in rows) >= FEWEST_SAMPLES
-    return is_seen and time_s >= max(least_s, 0.0 if is_counted else FEWEST_CALLS * 2 * late_s)
+    return is_seen and time_s >= least_s and (is_counted or calm * time_s >= FEWEST_CALLS * 2 * late_s)
 
 
 RULE = Rule(find)

@@ -2099,3 +2099,13 @@ def test_decompositions_of_a_dataset_are_to_be_made_once() -> None:
     assert found.remedy.startswith(
         "decompose matrices that are the same in each epoch once, before the loop; else raise"
     )
+
+
+@pytest.mark.parametrize(("fastest_s", "is_small"), [(0.04, True), (0.019, False)])
+def test_short_calls_are_counted_as_in_the_fastest_step(fastest_s: float, is_small: bool) -> None:
+    """On a busy machine the time of forward is twice as long, and holds as many short calls only by this."""
+    every = [PHASES | {"forward": time_s, "loss": 0.0} for time_s in (fastest_s, *[0.04] * 9)]
+    samples = tuple(Sample(0, False, STEP_S, phases, phases) for phases in every)
+    evidence = loop({"inner_lines": [inner("step", 8, 0.03, late_s=1e-4)]})
+    found = causes(replace(evidence, measurement=Measurement("monotonic", samples, 0.0)))
+    assert [one.code for one in found] == (["small-operators"] if is_small else [])
