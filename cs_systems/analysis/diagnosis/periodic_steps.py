@@ -24,6 +24,7 @@ _COLLECTIVE = re.compile(
 _INSTANT = re.compile(
     r"(?:len|isinstance|issubclass|callable|hasattr|id|range|enumerate|zip)$|.*\.(?:append|size|dim|numel)$"
 )
+FEWEST_PERIODIC = 3  # two slow steps have some distance by chance
 LOOKS = 3  # fewest samples of the extra time of a single slow step in its function
 WORKED = 0.5  # least share of that time in which the process had a core
 IN_EACH_STEP = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.CLIP, Phase.OPTIMIZER)
@@ -108,7 +109,8 @@ def _begins_iterators(row: SlowStepsRow, evidence: Evidence) -> bool:
 
 def _is_of_each_step(row: SlowStepsRow) -> bool:
     """Return whether a usual step does the same, so that a busy machine or a larger batch made these steps slower."""
-    return row.get("every") is None and (row.get("phase") in IN_EACH_STEP or row.get("as_usual", False))
+    is_irregular = row.get("every") is None or row["steps"] < FEWEST_PERIODIC
+    return is_irregular and (row.get("phase") in IN_EACH_STEP or row.get("as_usual", False))
 
 
 def _calls(row: SlowStepsRow) -> str | None:
