@@ -306,7 +306,8 @@ class Search:
         measured = "" if after is None else f", {human(after, self._unit)}"
         if status == "kept" and found:
             reason = f"{in_words(found, GOALS[self.situation.goal].word)}, side by side"
-        self.say(f"  {status}{measured}{f': {reason}' if reason else ''}; {human(took_s, 's')}")
+        word = "undecided" if trial in self._open else status
+        self.say(f"  {word}{measured}{f': {reason}' if reason else ''}; {human(took_s, 's')}")
         if status == "kept":
             self._keep(option, self._typical(records))
 

@@ -41,10 +41,12 @@ def find(evidence: Evidence) -> Diagnosis | None:
     # the dataset's function, if the loop itself reads the dataset
     line = next((row for row in lines if row["place"]), None)
     work = host_work(line.get("calls") or "") if line is not None else None
-    once = ONCE if work is not None and work.words == "decomposes matrices" else ""
+    first = "make this faster, " if line is not None else ""
+    if work is not None and work.words == "decomposes matrices":
+        first = ONCE
     return Diagnosis(
         cause,
-        once + (ANEW if is_anew else IN_MEMORY if _collates_rows(evidence) else REMEDY),
+        ANEW if is_anew else IN_MEMORY if _collates_rows(evidence) else f"{first}{REMEDY}",
         step_s,
         step_s - waited_s,
         evidence=(row,),

@@ -24,7 +24,7 @@ _COLLECTIVE = re.compile(
 _INSTANT = re.compile(
     r"(?:len|isinstance|issubclass|callable|hasattr|id|range|enumerate|zip)$|.*\.(?:append|size|dim|numel)$"
 )
-FEWEST_PERIODIC = 3  # two slow steps have some distance by chance
+FEWEST_PERIODIC = 4  # three slow steps have equal distances by chance
 LOOKS = 3  # fewest samples of the extra time of a single slow step in its function
 WORKED = 0.5  # least share of that time in which the process had a core
 IN_EACH_STEP = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.CLIP, Phase.OPTIMIZER)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from cs_systems.analysis.attribution.gaps import LAUNCH
 from cs_systems.analysis.attribution.phase_gaps import launch_waits_s
-from cs_systems.analysis.comparison.loop_findings import FUSED_UPDATES, OWN_PYTHON
+from cs_systems.analysis.comparison.loop_findings import COLLECTOR, FUSED_UPDATES, OWN_PYTHON
 from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Expected, Rule
 from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
 from cs_systems.analysis.diagnosis.own_python import FEWEST, MOST, NOTABLE, named
@@ -111,7 +111,8 @@ def _written_in_python(evidence: Evidence, step_s: float) -> Diagnosis | None:
     """Return the time of an optimizer step written in Python, which runs one operator at a time."""
     rows = [row for row in OWN_PYTHON.of(evidence.tables) if row["phase"] == Phase.OPTIMIZER]
     # a line that calls the step of another optimizer does not belong to an optimizer
-    rows = [r for r in rows if r["samples"] >= FEWEST and r["function"] and not (r.get("calls") or "").endswith("step")]
+    rows = [r for r in rows if r["samples"] >= FEWEST and r["function"] not in ("", COLLECTOR)]
+    rows = [r for r in rows if not (r.get("calls") or "").endswith("step")]
     lasted_s = min(sum(row["time_s"] for row in rows), evidence.phase_s(Phase.OPTIMIZER) or 0.0)
     if lasted_s < NOTABLE * step_s:
         return None

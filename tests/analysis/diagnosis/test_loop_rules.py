@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cs_systems.analysis.comparison.loop_findings import COLLECTOR
 from cs_systems.analysis.diagnosis import Answer, Diagnosis, apply_rules
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.config import RunConfig
@@ -2066,7 +2067,7 @@ def test_later_steps_of_a_known_growth_are_no_question() -> None:
     assert apply_rules(loop(tables)).unknowns == ()
 
 
-@pytest.mark.parametrize(("every", "steps", "count"), [(None, 4, 0), (10, 3, 1), (54, 2, 0)])
+@pytest.mark.parametrize(("every", "steps", "count"), [(None, 4, 0), (10, 4, 1), (54, 3, 0)])
 def test_irregular_slow_steps_that_do_what_usual_ones_do_are_no_cause(
     every: int | None, steps: int, count: int
 ) -> None:
@@ -2111,3 +2112,8 @@ def test_short_calls_are_counted_as_in_the_fastest_step(fastest_s: float, is_sma
     evidence = loop({"inner_lines": [inner("step", 8, 0.03, late_s=1e-4)]})
     found = causes(replace(evidence, measurement=Measurement("monotonic", samples, 0.0)))
     assert [one.code for one in found] == (["small-operators"] if is_small else [])
+
+
+def test_garbage_collections_in_an_optimizer_are_no_optimizer_of_the_script() -> None:
+    row = own(COLLECTOR, 8, 0.05, phase="optimizer") | {"place": ""}
+    assert causes(loop({"own_python": [row]}, optimizer=0.06)) == ()
