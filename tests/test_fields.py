@@ -97,7 +97,6 @@ ALLOWED = {
     "config.py": "words of an attention call and what they mean for a training step",
     "core/recipes.py": "values of a recipe",
     "instrument/memory_readings.py": "columns of a tensor",
-    "measure/recorder/attention_weights.py": "columns of calls of attention",
     "measure/recorder/calls.py": "columns of the calls of a model",
     "measure/recorder/replicas.py": "columns of what a rank trains",
     "measure/recorder/training.py": "columns of what a loop trains",

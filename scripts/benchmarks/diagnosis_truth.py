@@ -59,7 +59,6 @@ TOOL = ("-m", "cs_systems")
 
 CODES: dict[str, tuple[str, ...]] = {
     "anomaly-detection": ("anomaly-detection",),
-    "attention-weights": ("unfused-attention",),
     "autotuning": ("autotuning",),
     "batch-preparation": ("data-loading", "host-python"),
     "blocking-copies": ("pageable-copies", "exposed-copies"),

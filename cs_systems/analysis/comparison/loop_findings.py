@@ -450,21 +450,6 @@ class RepeatedRowsRow(TypedDict):
     backward_s: float
 
 
-class AttentionWeightsRow(TypedDict):
-    """Calls of nn.MultiheadAttention that return weights which the caller drops, on a CPU."""
-
-    module: str
-    calls: int  # per step
-    heads: int
-    scores: str  # their shape in one head
-    steps: int
-    share: float  # of the modules' time in forward, in the same steps
-    time_s: float  # of these calls per step, forward and backward, measured apart from the loop
-    other_s: float  # without weights
-    function: str
-    place: str
-
-
 class ProductOrderRow(TypedDict):
     """Product of three matrices, (left right) other; its other order needs much less arithmetic, on a CPU.
 
@@ -751,7 +736,6 @@ REPEATED_CALLS = Table("repeated_calls", RepeatedCallsRow, "calls of a model wit
 REPEATED_MODULES = Table("repeated_modules", RepeatedModulesRow, "calls of modules that compute a result again")
 ONE_HOT = Table("one_hot_products", OneHotRow, "linear layers that multiply one-hot rows")
 REPEATED_ROWS = Table("repeated_rows", RepeatedRowsRow, "rows that are looked up for each part of a batch")
-ATTENTION_WEIGHTS = Table("attention_weights", AttentionWeightsRow, "weights of attention that are dropped")
 PRODUCT_ORDERS = Table("product_orders", ProductOrderRow, "products of three matrices in the costlier order")
 SPARSE_FACTORS = Table("sparse_factors", SparseFactorRow, "constant matrices of zeros that products multiply")
 SAMPLES_AS_TIME = Table("samples_as_time", SamplesAsTimeRow, "recurrent layers that walk over the samples of a batch")

@@ -50,14 +50,14 @@ class Saving(NamedTuple):
     other_share: float
 
 
-def saved(evidence: Evidence, times_s: Sequence[tuple[float, float]], notable: float = NOTABLE) -> Saving | None:
+def saved(evidence: Evidence, times_s: Sequence[tuple[float, float]]) -> Saving | None:
     """Return what products save in a step, by their measured times now and the other way; None if it is too little."""
     measured_s, other_s = sum(now for now, _ in times_s), sum(other for _, other in times_s)
     lasted_s = min(measured_s, evidence.phases_s(Phase.FORWARD, Phase.LOSS, Phase.BACKWARD))
     if evidence.step_s is None or not times_s or measured_s > MOST_LONGER * lasted_s:
         return None
     takes = lasted_s * (1 - other_s / measured_s)
-    return None if takes < notable * evidence.step_s else Saving(lasted_s, takes, other_s / measured_s)
+    return None if takes < NOTABLE * evidence.step_s else Saving(lasted_s, takes, other_s / measured_s)
 
 
 def place_of_products(evidence: Evidence) -> str:

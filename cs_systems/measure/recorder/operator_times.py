@@ -45,22 +45,12 @@ def compared_s(now: Products, other: Products, wanted: Sequence[Tensor]) -> tupl
 
     The first is the lower quartile, since other programs make some rounds longer; the fastest give the ratio.
     """
-    times_s, others_s = _rounds(now, other, wanted, ROUNDS_S)
+    rounds = list[tuple[float, float]]()
+    while len(rounds) < FEWEST_ROUNDS or (len(rounds) < MOST_ROUNDS and sum(map(sum, rounds)) < ROUNDS_S):
+        rounds.append((_lasted_s(now, wanted), _lasted_s(other, wanted)))
+    times_s, others_s = zip(*rounds, strict=True)
     usual_s = sorted(times_s)[len(times_s) // 4]
     return usual_s, usual_s * min(others_s) / min(times_s)
-
-
-def fastest_s(now: Products, other: Products, wanted: Sequence[Tensor], limit_s: float) -> tuple[float, float]:
-    """Return the shortest times of two ways to compute the same, with the gradients of `wanted`, measured in turns."""
-    times_s, others_s = _rounds(now, other, wanted, limit_s)
-    return min(times_s), min(others_s)
-
-
-def _rounds(now: Products, other: Products, wanted: Sequence[Tensor], limit_s: float) -> tuple[list[float], ...]:
-    rounds = list[tuple[float, float]]()
-    while len(rounds) < FEWEST_ROUNDS or (len(rounds) < MOST_ROUNDS and sum(map(sum, rounds)) < limit_s):
-        rounds.append((_lasted_s(now, wanted), _lasted_s(other, wanted)))
-    return [one for one, _ in rounds], [one for _, one in rounds]
 
 
 def _lasted_s(products: Products, wanted: Sequence[Tensor]) -> float:

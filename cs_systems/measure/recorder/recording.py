@@ -28,7 +28,6 @@ from cs_systems.instrument.compiler import Observation
 from cs_systems.instrument.probes import Probes
 from cs_systems.measure.recorder import _again, _result, hooks
 from cs_systems.measure.recorder.anomaly import Anomaly
-from cs_systems.measure.recorder.attention_weights import AttentionWeights
 from cs_systems.measure.recorder.calls import Calls
 from cs_systems.measure.recorder.covariances import Covariances
 from cs_systems.measure.recorder.cut_samples import CutSamples
@@ -139,7 +138,7 @@ class Recording:
         self._outcome = Outcome(lambda optimizer: tracker.observers.update_skipped(optimizer))
         of = self._subject
         self._mode, self._loaded = EvaluationMode(of, tracker), LoadedWeights(of)
-        of_calls = OneHot(of), SamplesAsTime(), Padding(), AttentionWeights()
+        of_calls = OneHot(of), SamplesAsTime(), Padding()
 
         def compiled() -> int:
             return self._probes.compilations()[0]

@@ -125,8 +125,6 @@ DRAWN = {"drawn": "torch.randn", "shape": "16 × 8", "function": "Noise.add", "p
 SETTING = {"setting": "fp16", "is_autocast": True, "layers": 8, "time_s": 0.05, "usual_s": 0.01}
 SAME_ROWS = {"tensor": "Net.table", "shape": "225 × 12", "index": "16 × 64 × 64", "copies": 16, "lookups": 2,
              "steps": 3, "forward_s": 0.004, "backward_s": 0.016}  # fmt: skip
-WEIGHTS = {"module": "Net.attention", "calls": 2, "heads": 8, "scores": "192 × 192", "steps": 3, "share": 0.75,
-           "time_s": 0.06, "other_s": 0.03, "function": "Block.forward", "place": "train.py:8"}  # fmt: skip
 ORDER = {"batches": 4, "rows": 640, "inner": 12, "summed": 640, "width": 12, "products": 2, "steps": 3,
          "flops_share": 0.02, "time_s": 0.05, "other_s": 0.001}  # fmt: skip
 FUSED = {"optimizer": "AdamW", "parameters": 124, "tried": 124, "updates": 1.0, "time_s": 0.05, "fused_share": 0.2,
@@ -353,14 +351,6 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         "about 50% of the step is 3 products with a constant matrix of 1,300 × 1,300, of which 0.7% of the numbers are "
         "not 0; sparse products take 20% of the time (Layer.forward() at train.py:8): make it a sparse tensor once "
         "(matrix.to_sparse().coalesce(), torch.sparse.mm), or gather and add along its entries (index_add)",
-    ),
-    "attention-weights": (
-        loop({"attention_weights": [WEIGHTS]}),
-        None,
-        "about 60% of the step is nn.MultiheadAttention that returns weights which the program drops: 2 calls, such as "
-        "Net.attention with scores of 192 × 192 in 8 heads; without them it takes 50% of the time (Block.forward() at "
-        "train.py:8): pass need_weights=False, with which attention runs fused (scaled_dot_product_attention, which "
-        "has no second derivatives)",
     ),
     "product-order": (
         loop({"product_orders": [ORDER], "inner_lines": [inner("Attention.forward", 8, 0.001, source="m = w @ v")]}),
@@ -599,16 +589,6 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "sparse-factors: faster as sparse ones": (
         {"sparse_factors": [ZEROS | {"sparse_s": 0.05}, ZEROS | {"time_s": 0.0199}]},
         {"sparse_factors": [ZEROS | {"sparse_s": 0.05}, ZEROS | {"time_s": 0.0201}]},
-    ),
-    "attention-weights: a twentieth of the step": (
-        {"attention_weights": [WEIGHTS | {"other_s": 0.0551}]}, {"attention_weights": [WEIGHTS | {"other_s": 0.0549}]},
-    ),
-    "attention-weights: hardly longer than their share of the phases": (
-        {"attention_weights": [WEIGHTS | {"time_s": 0.173}]}, {"attention_weights": [WEIGHTS | {"time_s": 0.172}]},
-    ),
-    "attention-weights: faster without them": (
-        {"attention_weights": [WEIGHTS | {"other_s": 0.07}, WEIGHTS | {"other_s": 0.0551}]},
-        {"attention_weights": [WEIGHTS | {"other_s": 0.07}, WEIGHTS | {"other_s": 0.0549}]},
     ),
     "product-order: a tenth of the step": (
         {"product_orders": [ORDER | {"time_s": 0.0109}]}, {"product_orders": [ORDER | {"time_s": 0.0111}]},
@@ -1020,12 +1000,6 @@ def test_further_constant_matrices_are_counted() -> None:
     (found,) = causes(loop({"sparse_factors": [ZEROS | {"time_s": 0.02}, ZEROS]}))
     assert "6 products with a constant matrix" in found.cause
     assert "not 0; 1 more such matrix; sparse" in found.cause
-
-
-def test_attention_takes_no_more_than_its_share_of_the_modules() -> None:
-    (found,) = causes(loop({"attention_weights": [WEIGHTS | {"share": 0.5}]}))
-    assert found.cause.startswith("about 46% of the step is nn.MultiheadAttention that")
-    assert found.takes == pytest.approx(0.023)
 
 
 def test_products_of_two_functions_have_no_line() -> None:

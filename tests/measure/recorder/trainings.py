@@ -18,7 +18,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
-from tests.measure.recorder import drawn_codes, mixing
+from tests.measure.recorder import drawn_codes
 
 Step = Callable[[], None]
 STEPS_OF_A_LOOP = 60  # at most, of a recorded one
@@ -1326,7 +1326,6 @@ FAULTS: dict[str, tuple[Callable[[], Step], str]] = {  # name → (the loop, the
     "first_layers_for_each_depth": (lambda: perceptual(sliced), "repeated-calls"),
     "first_layers_in_own_code": (lambda: perceptual(with_functions_between), "repeated-calls"),
     "dense_adjacency": (lambda: over_a_graph(torch.matmul), "sparse-factors"),
-    **mixing.FAULTS,
     "attention_with_scores": (lambda: attention(with_scores), "product-order"),
     "one_hot_into_a_linear": (lambda: rows_into_a_linear(one_hot), "one-hot-products"),
     "one_hot_of_some_rows": (
@@ -2036,5 +2035,4 @@ SOUND: dict[str, Callable[[], Step]] = {
     "thresholds_for_one_batch": lambda: regression(PAIRING_LOSSES["thresholds"], 1),
     "ensemble": lambda: regression(lambda prediction, target: ((prediction - target[:, None]) ** 2).mean(), outputs=16),
     **drawn_codes.SOUND,
-    **mixing.SOUND,
 }
