@@ -28,8 +28,8 @@ COPIES_FIELDS = HostWork(
 _BEGIN, _END = r"(?<![a-z])", r"(?![a-z])"  # limits of a word inside a name, as in `save_checkpoint`
 _LOG = re.compile(r"(\w+)(?:\([^()]*\))?\.log$")
 _LOGGERS = re.compile(  # owners of a method `log` that writes one; of others it is the logarithm
-    r"^(self|cls)$|logg(er|ing)|(^|_)logs?$|^run$|writer|wandb|mlflow|comet|neptune|track|experiment|board|metric|"
-    "trainer|record|monitor|callback|accelerator|fabric|history",
+    r"^(self|cls)$|logg(er|ing)|(^|_)(logs?|run|module|metrics?)$|writer|wandb|mlflow|comet|neptune|track|experiment|"
+    "board|trainer|record|monitor|callback|accelerator|fabric|history",
     re.IGNORECASE,
 )
 _SINGLE = (
@@ -58,9 +58,7 @@ _KINDS = {
     _BEGIN + r"sav(e|ing)_?(checkpoint|ckpt|model|pretrained|state)|checkpoint_?sav(e|ing)|write_checkpoint|torch\.save"
     r"|\bsave\b": HostWork("writes a checkpoint", "save less often, or in another thread"),
     r"\bplt\b|pyplot|savefig|\bimshow\b|seaborn|plotly|" + _BEGIN + f"plot{_END}|" + _BEGIN + r"draw_\w*"
-    f"(fig(ure)?|plot|picture|image|graph|curve|chart|heatmap|histogram)s?{_END}": HostWork(
-        "draws figures", "log figures less often"
-    ),
+    f"(fig(ure)?|plot|curve|chart|heatmap|histogram)s?{_END}": HostWork("draws figures", "log figures less often"),
     r"wandb|tensorboard|mlflow|\binfo\b|"
     + _BEGIN
     + r"add_(scalar|histogram|figure|image)|(?<![a-z_])_?log(ging|_(metric|dict|scalar|stat)s?)?"

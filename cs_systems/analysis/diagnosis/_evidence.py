@@ -52,7 +52,9 @@ ON_CPU = "on a CPU no GPU is idle and no kernel is slow; measure on a GPU"
 OF_TORCH = re.compile(r"at::native|^triton_(poi|red|per|tem|for|spl|split_scan)_")  # its compiler's too
 OF_HOST_MEMORY = re.compile(r"(cuda|hip)(Host(Alloc|Malloc|Register|Free|Unregister)|FreeHost|MallocHost)|cuMemHost")
 MOSTLY = 0.5  # share of a time or size; more than this counts as most of it
-OF_LOOP = 0.1  # share of the step for which most rules look where a loop's phases and samples are all that is known
+LEAST_OF_LOOP = (
+    0.1  # share of the step for which most rules look where a loop's phases and samples are all that is known
+)
 TABLES = (
     "steps",
     "gaps",
@@ -451,7 +453,7 @@ def of_records(records: Sequence[RunRecord]) -> Evidence:
         device_bytes=config.memory_limit_bytes or (environment.device_memory_bytes if environment else None),
         memory=memory,
         judged=judged if on_gpu or memory or last.is_loop else "",
-        least=OF_LOOP if is_observed else None,
+        least=LEAST_OF_LOOP if is_observed else None,
         not_judged="" if on_gpu or memory or not (timed or profiled) else ON_CPU,
         has_mixed_steps=any(caveat.code in UNEVEN for r in timed for caveat in r.warnings),
         shares_device=any(caveat.code == SHARED for r in records for caveat in r.warnings),

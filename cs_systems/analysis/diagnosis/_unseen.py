@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from cs_systems.analysis.comparison.loop_findings import UNSAMPLED
-from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis._evidence import LEAST_OF_LOOP, Evidence
 from cs_systems.config import Phase
 
-NOTABLE = 0.10  # share of the step
 PHASES = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
 
 
@@ -16,6 +15,6 @@ def unseen(evidence: Evidence) -> str:
     if row is None or not step_s or not evidence.is_loop or evidence.busy_s is not None:
         return ""
     inside_s = min(step_s, evidence.phases_s(*PHASES))
-    if inside_s < NOTABLE * step_s:
+    if inside_s < LEAST_OF_LOOP * step_s:
         return ""
     return f"what takes {inside_s / step_s:.0%} of the step inside the model's phases: {row['reason']}; {row['remedy']}"

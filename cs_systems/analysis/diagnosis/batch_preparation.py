@@ -44,7 +44,7 @@ NOTABLE_MADE_UP = 0.25  # share of the step; random numbers often stand for data
 # Patterns of the function that is called. Of other kinds of work, only the remedies of these are right for data.
 _PERMUTES = re.compile("permutation|shuffle|randperm")
 _MAKES_UP = re.compile(r"\b(randn?|randint|normal|uniform|standard_normal)(_like)?\b")
-_REPLAYS = re.compile(r"replay|(?<!shuffle)(?<!shuffle_)buffer|\bmemory\b", re.IGNORECASE)
+_REPLAYS = re.compile(r"(replay\w*|rollout\w*|\bmemory)\.\w*(sample|draw|get|batch)|buffer\.\w*sample", re.IGNORECASE)
 _OF_DATA = ("tokenizes text", "decodes images", "waits for a server", "sleeps")
 
 

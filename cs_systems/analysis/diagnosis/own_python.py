@@ -50,7 +50,10 @@ COLLECTIVES = re.compile(  # methods of a tensor named dist, such as gather, are
     r"(?:(?<![\w.])dist|distributed)\.(?:all_reduce|all_gather|all_to_all|reduce_scatter|broadcast|barrier)\w*$"
 )
 REMEDY = "do it less often, make it faster, or, if it prepares data, move it into the workers of a data loader"
-OF_LOSS = "make it faster, or compile (torch.compile): the loss is computed from its result"
+OF_LOSS = (
+    "make it faster, or, if it prepares data, move it into the workers of a data loader; the loss is computed from its "
+    "result"
+)
 
 
 def called_at(function: str | None, place: str, calls: str | None) -> str:

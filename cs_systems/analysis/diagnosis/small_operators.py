@@ -110,6 +110,8 @@ def _counted(evidence: Evidence) -> str | None:
     row, measurement = FORWARD_OPERATORS.first(evidence.tables), evidence.measurement
     if row is None or measurement is None or not measurement.timed or row["operators"] < FEWEST:
         return None
+    if row.get("has_recurrent"):
+        return None
     least_s = _least_s(measurement, Phase.FORWARD, Phase.LOSS)
     return row.get("function") if least_s <= SMALL_S * row["operators"] else None
 

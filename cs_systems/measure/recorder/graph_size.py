@@ -16,7 +16,8 @@ MOST_GRAPHS = 6  # that one observer looks through: with thousands of nodes, one
 ELEMENTS_PER_S, FLOPS_PER_S = 2e8, 5e9
 # parts of the names of nodes with an operator that sums over an inner dimension
 _PRODUCTS = ("mm", "linear", "conv", "attention")
-_LAYER = "MkldnnRnnLayer"  # part of the name of a node that is a whole recurrent layer
+# parts of the names of nodes: a whole recurrent layer, a cast
+_LAYER, _CAST = "MkldnnRnnLayer", "ToCopy"
 _NO_OPERATORS = ("AccumulateGrad", "ViewBackward", "TBackward", "squeezeBackward")  # leaves, and views that do no work
 
 
@@ -52,13 +53,15 @@ def _takes_single_steps(module: nn.RNNBase, nodes: Iterable[Any]) -> bool:
     """Return whether each call of a recurrent module was of a single time step, as in a loop of the program.
 
     A call multiplies all its inputs by their weight at once, and the state by its own weight in each time step.
-    oneDNN's layer is one node.
+    oneDNN's layer is one node. Under autocast, a cast of the weight stands between it and its products, so that these
+    cannot be counted.
     """
     of_inputs, of_states = (id(getattr(module, f"weight_{name}_l0", None)) for name in ("ih", "hh"))
     uses = Counter[int]()
     for node in nodes:
         used = {id(getattr(each, "variable", 0)) for each, _ in node.next_functions} & {of_inputs, of_states}
-        if used and _LAYER in node.name() and node._input_metadata[0].shape[0] > 1:
+        is_layer = _LAYER in node.name() and node._input_metadata[0].shape[0] > 1
+        if used and (is_layer or _CAST in node.name()):
             return False
         uses.update(used)
     return 0 < uses[of_inputs] == uses[of_states]

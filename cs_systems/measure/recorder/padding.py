@@ -26,6 +26,7 @@ MOST_LOOKS = 8
 FEWEST_ROWS = 2
 LEAST_LENGTH = 4  # least length of a row
 MOSTLY = 0.5  # share of the modules' time
+AT_ENDS = 0.9  # least share of the fillers that is at the ends of samples; sparse data have zeros anywhere
 WHOLE = 0.999  # share of filler above which a batch is artificial data
 
 
@@ -137,12 +138,15 @@ def filled_share(tensor: Tensor) -> tuple[float, int | None] | None:
 def _longest_ends(is_filler: Tensor) -> float:
     """Return the share of positions in runs of at least two fillers at one end of the rows, the larger of both ends.
 
-    A row of fillers alone is no padded sample: the rows may be time steps. Then the samples are looked at, too.
+    A row that holds only fillers is not a padded sample. If the last rows are empty, or the first ones, the rows may be
+    time steps, and the samples are looked at too.
     """
     is_empty = is_filler.all(1)
-    if bool(is_empty.any()):
-        return max(_ends(is_filler & ~is_empty[:, None]), _ends(is_filler.T))
-    return _ends(is_filler)
+    share = _ends(is_filler & ~is_empty[:, None])
+    if not (bool(is_empty[-2:].all()) or bool(is_empty[:2].all())):
+        return share
+    of_samples = _ends(is_filler.T)
+    return max(share, of_samples) if of_samples >= AT_ENDS * float(is_filler.float().mean()) else share
 
 
 def _ends(is_filler: Tensor) -> float:

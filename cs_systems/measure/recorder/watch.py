@@ -75,6 +75,7 @@ SLOWER = 1.5  # times as long as the timed steps are later ones that the answer 
 NEAR = 10  # number of steps on each side that show how much longer sampling makes a step
 SHORT_S = 0.005  # longest step that sampling may make notably longer
 LEAST_S = 1e-7  # a shorter step has only waited
+WAITED = 0.05  # share of the median step; a step that worked less than this has waited, which hides its work
 
 
 class Watch(Observer):
@@ -463,7 +464,8 @@ class Watch(Observer):
     ) -> Iterator[found.GrowthRow]:
         slower = functools.partial(self._slower, is_of_machine=not self._device.is_cuda and is_of_machine(phases))
         worked_s = self._worked_s()
-        times = [(n, worked_s[n]) for n in usual.positions if n >= FEWEST_STEPS]
+        least_s = WAITED * median(worked_s)
+        times = [(n, worked_s[n]) for n in usual.positions if n >= FEWEST_STEPS and worked_s[n] >= least_s]
         alone = [step for step in times if step[0] not in self.all_sampled]
         times = self._as_without_sampling(times)
         tried = (slower(time_growth(each)) for each in (times, fastest(times), alone, fastest(alone)))
@@ -546,7 +548,7 @@ class Watch(Observer):
     def _later_steps(self, usual: StepKind, timed: int) -> list[found.LaterStepsRow]:
         """Return the row of the steps after the timed ones, if they usually take much longer; else []."""
         worked_s, end = self._worked_s(), self._sized_at + timed
-        times_s = [worked_s[n] for n in usual.positions if self._sized_at <= n < end]
+        times_s = worked_s[self._sized_at : end]
         later_s = [worked_s[n] for n in usual.positions if n >= end and n not in self.all_sampled]
         if not times_s or len(later_s) < timed or median(later_s) < SLOWER * median(times_s):
             return []

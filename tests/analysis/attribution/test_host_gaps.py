@@ -76,12 +76,37 @@ def test_operator_that_works_for_long_is_named_after_the_range(range_name: str |
 @pytest.mark.parametrize(
     ("words", "names"),
     [
-        ("writes a log", ("self.log", "logger.log", "wandb.log", "run.log", "train_log.log", "log_metrics", "log")),
+        (
+            "writes a log",
+            (
+                "self.log",
+                "logger.log",
+                "wandb.log",
+                "run.log",
+                "get_run().log",
+                "pl_module.log",
+                "train_log.log",
+                "log_metrics",
+                "log",
+            ),
+        ),
         ("collects garbage", ("gc.collect", "gc_collect")),
         ("draws figures", ("plot", "plot_samples", "draw_figure", "draw_loss_curves", "plt.plot")),
         ("evaluates", ("evaluate", "validate", "Trainer.evaluate", "evaluate_model", "validation_step")),
-        (None, ("torch.log", "math.log", "np.log", "probs.log", "self.alpha.log", "F.softmax(x).log", "logits.log")),
-        (None, ("collect", "agent.collect", "collect_rollout", "draw", "draw_samples", "draw_indices")),
+        (
+            None,
+            (
+                "torch.log",
+                "math.log",
+                "np.log",
+                "probs.log",
+                "self.alpha.log",
+                "F.softmax(x).log",
+                "logits.log",
+                "geometric.log",
+            ),
+        ),
+        (None, ("collect", "agent.collect", "collect_rollout", "draw", "draw_samples", "draw_graphs", "draw_images")),
         (None, ("evaluate_actions", "evaluate_position", "evaluate_candidates", "validate_args", "validate_inputs")),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 from cs_systems.analysis.attribution.distribution import DDP
 from cs_systems.analysis.attribution.usual_steps import Apart, Usual
 from cs_systems.analysis.diagnosis import Answer, Diagnosis, Expected, apply_rules
-from cs_systems.analysis.diagnosis._evidence import OF_LOOP, ON_CPU, Evidence, of_profile, of_records
+from cs_systems.analysis.diagnosis._evidence import LEAST_OF_LOOP, ON_CPU, Evidence, of_profile, of_records
 from cs_systems.analysis.diagnosis._findings import ON_TOP
 from cs_systems.analysis.diagnosis._measured import after, timed_cells, with_measured, with_part
 from cs_systems.analysis.diagnosis._memory_use import FOREACH
@@ -187,7 +187,7 @@ def test_records_of_a_cpu_are_judged_if_they_are_of_a_loop(
     made = record({}, measured(), **config)
     found_ = of_records([replace(made, environment=replace(ENVIRONMENT, device=device))])
     assert (found_.judged, found_.not_judged) == (judged, not_judged)
-    assert found_.least == (OF_LOOP if config else None)
+    assert found_.least == (LEAST_OF_LOOP if config else None)
 
 
 @pytest.mark.parametrize(("at_best", "words"), [(0.02, "r; not below 0.020 s, now 1.0 s"), (0.0199, "r")])

@@ -1341,7 +1341,7 @@ def test_part_of_the_loss_is_not_done_less_often_whatever_its_name() -> None:
     (found,) = causes(loop({"own_python": [row | {"feeds_loss": True}]}, other=0.06))
     assert found.sentence.startswith(
         "60% of the step is the script's own Python: Policy.evaluate() at train.py:8, MultivariateNormal (50%): make "
-        "it faster, or compile (torch.compile): the loss is computed from its result"
+        "it faster, or, if it prepares data, move it into the workers of a data loader; the loss is computed from its"
     )
 
 
@@ -2060,7 +2060,8 @@ def test_memory_and_time_that_grow_together_are_both_told() -> None:
 @pytest.mark.parametrize(
     ("function", "is_replay"),
     [("PrioritizedReplay.sample", True), ("RolloutBuffer.get", True), ("Memory.draw", True), ("batches", False),
-     ("ShuffleBuffer.take", False), ("shuffle_buffer", False), ("from_memory_map", False)],
+     ("ShuffleBuffer.take", False), ("decode_buffer", False), ("PrefetchBuffer.next", False), ("shuffle_buffer", False),
+     ("from_memory_map", False)],
 )  # fmt: skip
 def test_batches_of_a_replay_buffer_are_not_sent_to_a_data_loader(function: str, is_replay: bool) -> None:
     row = own(function, 8, 0.05, "weights.sum") | {"feeds_model": True}

@@ -72,6 +72,17 @@ def test_recurrent_module_of_single_steps_counts_like_other_operators(kind: type
     assert in_sequence.has_recurrent
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_module_over_a_sequence_is_left_out_under_autocast_too(kind: type[nn.RNNBase]) -> None:
+    """Autocast casts a weight once, and the products use the cast."""
+    model = kind(4, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        states = model(torch.ones(60, 1, 4))[0]
+    found = graph_size(states.sum(), [model])
+    assert found is not None
+    assert found.has_recurrent
+
+
 def test_cost_is_that_of_the_owners_below_an_operator() -> None:
     """Operators that lead to the generator alone are the share that detaching its result would save."""
     generator, critic = nn.Linear(64, 64), nn.Linear(64, 1)

@@ -83,6 +83,17 @@ def test_time_steps_without_any_input_are_no_padding() -> None:
     assert 6 / 48 <= share[0] <= 18 / 48, "a sample without anything is next to one with padding"
 
 
+@pytest.mark.parametrize("silent", [(3,), (0, 1), (6, 7)])
+def test_samples_without_any_event_make_sparse_data_no_padding(silent: tuple[int, ...]) -> None:
+    events = (torch.rand(8, 200, 1, generator=torch.Generator().manual_seed(0)) > 0.7).float().repeat(1, 1, 16)
+    before = filled_share(events)
+    events[[*silent]] = 0
+    share = filled_share(events)
+    assert before is not None
+    assert share is not None
+    assert share[0] <= before[0] + 0.01
+
+
 @pytest.mark.parametrize(
     "tensor", [torch.randn(8, 40), torch.randint(9, (40,)), torch.ones(8, 40, dtype=torch.bool),
                torch.ones(8, 40, dtype=torch.long).tril(), torch.randint(9, (1, 40))]
@@ -605,6 +616,8 @@ def test_later_steps_that_take_half_as_long_again_are_told(later_s: float, count
         found = watch._later_steps(StepKind(tuple(range(30 + count)), 0.125, 6.0, None), 20)
         row = {"steps": 30 + count, "timed": 20, "timed_s": 0.125, "later_s": later_s}
         assert found == ([row] if is_slower else [])
+        of_later = StepKind(tuple(range(30, 30 + count)), later_s, 6.0, None)  # the timed steps are fast ones
+        assert watch._later_steps(of_later, 20) == found
     finally:
         watch.close()
 
@@ -799,3 +812,14 @@ def test_program_runs_most_of_the_time_even_if_a_look_at_its_stack_lasts_long() 
     sampler.close()
     assert looks_s
     assert sum(looks_s) < 0.4 * lasted_s
+
+
+def test_steps_that_only_waited_for_a_core_do_not_begin_a_growth() -> None:
+    watch = Watch(resolve("cpu"), lambda: None)
+    try:
+        watch.durations_s = [0.01] * 6 + [0.001 * n for n in range(6, 60)]
+        watch._queued_s = dict.fromkeys(range(6), 0.01)
+        (row,) = watch._time_growth(StepKind(tuple(range(60)), 0.03, 1.8, None), {})
+        assert row["first"] > 0.001
+    finally:
+        watch.close()
