@@ -85,13 +85,23 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """Refuse a test that leaves a Recorder open: at most one is active in a process, so that later tests would fail."""
+    """Refuse a test that leaves a Recorder, or a search for a script's loop: later tests would fail in its place."""
     yield
     recorders = sys.modules.get("cs_systems.measure.recorder.recorder")
-    if recorders is not None and recorders.hooks.is_active():
-        for each in [*recorders._recorders]:
-            each.close()
+    if recorders is None:
+        return
+    for each in [*recorders._recorders] if recorders.hooks.is_active() else []:
+        each.close()
         pytest.fail(f"{item.nodeid} left a Recorder open")
+    module = recorders.hooks.nn.Module
+    if isinstance(call := vars(module)["__call__"], recorders.hooks.ModuleCall):
+        module.__call__ = call.__wrapped__
+        pytest.fail(f"{item.nodeid} left a search for the models of a script")
+    optimizers = sys.modules["torch.optim.optimizer"]
+    for hooks in (optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks):
+        if hooks:
+            hooks.clear()
+            pytest.fail(f"{item.nodeid} left a search for the optimizers of a script")
 
 
 def _extras(item: pytest.Item) -> frozenset[str]:

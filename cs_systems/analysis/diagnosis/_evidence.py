@@ -52,9 +52,7 @@ ON_CPU = "on a CPU no GPU is idle and no kernel is slow; measure on a GPU"
 OF_TORCH = re.compile(r"at::native|^triton_(poi|red|per|tem|for|spl|split_scan)_")  # its compiler's too
 OF_HOST_MEMORY = re.compile(r"(cuda|hip)(Host(Alloc|Malloc|Register|Free|Unregister)|FreeHost|MallocHost)|cuMemHost")
 MOSTLY = 0.5  # share of a time or size; more than this counts as most of it
-LEAST_OF_LOOP = (
-    0.1  # share of the step for which most rules look where a loop's phases and samples are all that is known
-)
+LEAST_OF_LOOP = 0.1  # share of the step for which most rules look where only a loop's phases and samples are known
 TABLES = (
     "steps",
     "gaps",
