@@ -90,18 +90,16 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     recorders = sys.modules.get("cs_systems.measure.recorder.recorder")
     if recorders is None:
         return
-    for each in [*recorders._recorders] if recorders.hooks.is_active() else []:
-        each.close()
-        pytest.fail(f"{item.nodeid} left a Recorder open")
-    module = recorders.hooks.nn.Module
-    if isinstance(call := vars(module)["__call__"], recorders.hooks.ModuleCall):
-        module.__call__ = call.__wrapped__
-        pytest.fail(f"{item.nodeid} left a search for the models of a script")
-    optimizers = sys.modules["torch.optim.optimizer"]
-    for hooks in (optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks):
-        if hooks:
-            hooks.clear()
-            pytest.fail(f"{item.nodeid} left a search for the optimizers of a script")
+    if recorders.hooks.is_active():
+        every = [*recorders._recorders]
+        found = f"{item.nodeid} left a Recorder open: {every}"
+        for each in every:
+            each.close()
+        pytest.fail(found)
+    autograd = sys.modules["torch.autograd"]
+    if autograd._engine_run_backward is not autograd.graph._engine_run_backward:
+        autograd._engine_run_backward = autograd.graph._engine_run_backward
+        pytest.fail(f"{item.nodeid} left a recorder that waits for the first backward pass of a script")
 
 
 def _extras(item: pytest.Item) -> frozenset[str]:

@@ -177,6 +177,8 @@ class ScriptRecorder(Recorder):
             wait_no_more()
             know_no_more()
 
+        self._end_waiting = end_waiting
+
     @untraced
     def _begin_recording(self, root: Any) -> None:
         """Begin to record, in place of entering a `with` block; if that fails, the script continues."""
@@ -461,6 +463,8 @@ class ScriptRecorder(Recorder):
             self._tracker.call_before_next()
         if max(self._steps_since().values(), default=0) > max(OTHER_TRAINING_STEPS, self._most_since):
             self._count_as_later()
+        if self._state == "new":
+            self._end_waiting()
         super().close(error)
         self._counting.close()
         if self._forward is not None and self._state == "new":

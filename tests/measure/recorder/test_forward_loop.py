@@ -346,6 +346,7 @@ def test_recorder_of_the_script_takes_the_place_of_a_recording_that_has_begun(tm
                     model(torch.ones(2, 4))
     recorder.close()
     assert (recorder.records, [record.status for record in own.records]) == ([], ["ok"])
+    assert torch.autograd._engine_run_backward is torch.autograd.graph._engine_run_backward, "no later pass begins it"
 
 
 def test_work_between_the_calls_is_no_preparation_of_batches(tmp_path: Path) -> None:
