@@ -65,8 +65,7 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
         most = _of_memory(max(memory, key=lambda row: row["last"] - row["first"]), evidence)
         if slower is None or slower["quantity"] == IN_NO_PHASE:
             return most
-        grown = Growth(slower["steps"], slower["first"], slower["last"], slower["per_step"])
-        return replace(most, cause=f"{most.cause}; {_slower(grown, None)}", remedy=f"{most.remedy}; {TIME}")
+        return replace(most, cause=f"{most.cause}; {_slower(_growth(slower), None)}", remedy=f"{most.remedy}; {TIME}")
     if slower is not None:
         return _of_time(slower, evidence)
     return _of_trace(evidence.usual) if evidence.usual else _of_later_steps(evidence)
@@ -118,7 +117,7 @@ def _of_time(row: GrowthRow, evidence: Evidence) -> Diagnosis | None:
         return _of_other(row, evidence.step_s, own)
     phase = row.get("phase")
     place = f"in {phase}" if phase not in (None, OTHER) else "outside of the model" if phase else None
-    cause = _slower(Growth(row["steps"], first, last, row["per_step"]), place)
+    cause = _slower(_growth(row), place)
     most = _most_of_other(own) if phase in (None, OTHER) else None
     where = _named(most, last - first) if most is not None and most["function"] != COLLECTOR else ""
     work = work_of(most["function"], most.get("calls")) if most is not None and where else None
@@ -134,7 +133,7 @@ def _of_time(row: GrowthRow, evidence: Evidence) -> Diagnosis | None:
         faded = None
     if is_on_cpu and phase not in (OTHER, Phase.INPUT) and not where and faded is not None:
         # the phases are those of the timed steps, before numbers have faded
-        cause = _slower(Growth(row["steps"], first, last, row["per_step"]), None) + (
+        cause = _slower(_growth(row), None) + (
             f"; at step {faded['step']:,}, {faded['share']:.0%} of what {faded['optimizer']} keeps ({faded['state']}) "
             "has faded to denormal numbers, with which a CPU is slow"
         )
@@ -174,6 +173,10 @@ def _most_of_other(own: Sequence[OwnPythonRow]) -> OwnPythonRow | None:
     """Return the own function with the most time outside of the phases, in steps after the timed ones."""
     placed = (each for each in own if each["phase"] == OTHER and each["function"] != CALLS)
     return max(placed, key=lambda each: each["time_s"], default=None)
+
+
+def _growth(row: GrowthRow) -> Growth:
+    return Growth(row["steps"], row["first"], row["last"], row["per_step"])
 
 
 def _slower(found: Growth, where: str | None) -> str:

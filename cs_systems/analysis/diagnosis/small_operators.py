@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cs_systems.analysis.comparison.loop_findings import ELEMENT_SUMS, FORWARD_OPERATORS, INNER_LINES, InnerLineRow
+from cs_systems.analysis.comparison.loop_findings import (
+    ELEMENT_SUMS,
+    FORWARD_OPERATORS,
+    INNER_LINES,
+    ForwardOperatorsRow,
+    InnerLineRow,
+)
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis.own_python import called_at
@@ -56,11 +62,8 @@ def _of_sums(evidence: Evidence) -> Diagnosis | None:
 
 
 def _of_graph(evidence: Evidence) -> Diagnosis | None:
-    row = FORWARD_OPERATORS.first(evidence.tables)
-    step_s, measurement = evidence.step_s, evidence.measurement
-    if row is None or step_s is None or measurement is None or not measurement.timed or row["operators"] < FEWEST:
-        return None
-    if row.get("has_recurrent"):
+    row, measurement, step_s = _whole_pass(evidence), evidence.measurement, evidence.step_s
+    if row is None or measurement is None or step_s is None:
         return None
     least_s = _least_s(measurement, *PHASES)
     arithmetic_s = PASSES * row["arithmetic_s"]
@@ -105,12 +108,18 @@ def _of_samples(evidence: Evidence) -> Diagnosis | None:
     return Diagnosis(cause, REMEDY, step_s, takes=lasted_s, evidence=tuple(rows))
 
 
+def _whole_pass(evidence: Evidence) -> ForwardOperatorsRow | None:
+    """Return the operators of a forward pass if they are many, are the whole pass, and there are timed steps."""
+    row, measurement = FORWARD_OPERATORS.first(evidence.tables), evidence.measurement
+    if row is None or measurement is None or not measurement.timed:
+        return None
+    return row if row["operators"] >= FEWEST and not row.get("has_recurrent") else None
+
+
 def _counted(evidence: Evidence) -> str | None:
     """Return the own function with most of a forward pass if its operators, by their number, take little time each."""
-    row, measurement = FORWARD_OPERATORS.first(evidence.tables), evidence.measurement
-    if row is None or measurement is None or not measurement.timed or row["operators"] < FEWEST:
-        return None
-    if row.get("has_recurrent"):
+    row, measurement = _whole_pass(evidence), evidence.measurement
+    if row is None or measurement is None:
         return None
     least_s = _least_s(measurement, Phase.FORWARD, Phase.LOSS)
     return row.get("function") if least_s <= SMALL_S * row["operators"] else None

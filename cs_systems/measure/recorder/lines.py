@@ -256,18 +256,21 @@ def _chain(sample: Sample) -> tuple[Line, ...]:
 
 def lines_of(samples: Sequence[Sample], steps: int) -> dict[str, float]:
     """Return the time of each own line per step."""
-    found: Counter[str] = Counter()
-    for sample in samples:
-        if chain := _chain(sample):
-            found[place_of(chain[-1])] += sample.time_s / steps  # type: ignore[assignment]
-    return {**found}
+    return _times_of(samples, steps, lambda chain: chain[-1:])
 
 
 def places_of(samples: Sequence[Sample], steps: int) -> dict[str, float]:
     """Return the time of each own line per step, with all that it calls."""
+    return _times_of(samples, steps, lambda chain: chain)
+
+
+def _times_of(
+    samples: Sequence[Sample], steps: int, lines: Callable[[tuple[Line, ...]], tuple[Line, ...]]
+) -> dict[str, float]:
+    """Return the time per step of each place among the chosen lines of a sample."""
     found: Counter[str] = Counter()
     for sample in samples:
-        for place in {place_of(line) for line in _chain(sample)}:
+        for place in {place_of(line) for line in lines(_chain(sample))}:
             found[place] += sample.time_s / steps  # type: ignore[assignment]
     return {**found}
 
