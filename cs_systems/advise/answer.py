@@ -9,6 +9,7 @@ from typing import Any
 
 from cs_systems.advise.judge import GOALS, Judgement, peak_bytes, step_j, step_s, tokens_per_j
 from cs_systems.advise.lever import Cell, batch_of
+from cs_systems.analysis.diagnosis import Diagnosis
 from cs_systems.config import FIELDS, LEAVES, RunConfig
 from cs_systems.core.fields import Subject
 from cs_systems.core.units import counted
@@ -35,6 +36,7 @@ class Answer:
         whole: the best cell compared with the start, measured again at the end; None if nothing was kept, or before the
             end.
         is_interrupted: whether Ctrl-C ended the search.
+        diagnoses: what the diagnosis says of the best cell.
     """
 
     start: Cell
@@ -44,6 +46,7 @@ class Answer:
     goal: str
     whole: Judgement | None = None
     is_interrupted: bool = False
+    diagnoses: tuple[Diagnosis, ...] = ()
 
     @property
     def kept(self) -> list[TrialRow]:

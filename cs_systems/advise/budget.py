@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import median
 
+from cs_systems.record import RunRecord
+
 LEAST_TIMEOUT_S, TIMES_USUAL = 30.0, 2.0  # least limit of a process: in s, and in times of a usual one
 MOST_OF_BUDGET = 1 / 4  # largest share of the budget that one process may take
 LATEST = 7  # processes that show how long the next one takes: after a compiler is kept, each takes longer
@@ -29,6 +31,10 @@ class Budgeted:
     def __post_init__(self) -> None:
         self._until_s, self._took_s = self.clock() + self.budget_s, list[float]()
         self._has_known = False
+
+    def sampled(self) -> RunRecord | None:
+        """Return a record of the start in which the stack was sampled; None if the bench makes none."""
+        return None
 
     def left_s(self) -> float:
         return self._until_s - self.clock()

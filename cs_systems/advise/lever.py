@@ -8,11 +8,12 @@ from functools import cached_property
 from typing import Any, TypedDict
 
 from cs_systems.analysis.comparison.loop_findings import COLLECTIONS
-from cs_systems.analysis.diagnosis import Expected
+from cs_systems.analysis.diagnosis import Diagnosis, Expected
 from cs_systems.config import FIELDS, ConfigError, RunConfig
 from cs_systems.core import plugins
 from cs_systems.core.experiments import EXPERIMENTS, ExperimentRow
 from cs_systems.core.fields import Subject
+from cs_systems.core.phases import Phase
 from cs_systems.core.statistics import MINIMUM_EFFECT
 from cs_systems.core.tables import Table, first_row
 from cs_systems.formulas.memory.forecast import Forecast
@@ -20,6 +21,7 @@ from cs_systems.record import Environment, RunRecord
 
 PACKAGE = "levers"
 HOST_BOUND = 0.9  # share of the step that the host takes to submit it; above it, the device waits
+LEAST_COMPUTED = 0.1  # share of a script's step outside the wait for batches, from which levers of it are tried
 TOGETHER = " + "  # between the names of levers that are tried as one
 
 
@@ -69,6 +71,7 @@ class Situation:
         environment: the machine.
         history: one record of each kept cell, the best one's last; empty before the first measurement.
         seen: records of cells that were measured for their experiments only.
+        sampled: record of a script's start in which the stack was sampled, if there is one.
         goal: a name of judge.GOALS.
         memory_bytes: the memory that a step may take; None if unknown.
         changes_batch: whether a lever may change the batch.
@@ -78,6 +81,7 @@ class Situation:
     environment: Environment
     history: tuple[RunRecord, ...] = ()
     seen: tuple[RunRecord, ...] = ()
+    sampled: RunRecord | None = None
     goal: str = "time"
     memory_bytes: int | None = None
     changes_batch: bool = False
@@ -143,20 +147,33 @@ class Situation:
         return first_row(self.history[0].results, "ran") if self.history else {}
 
     @cached_property
-    def causes(self) -> Mapping[str, float]:
-        """Causes that the diagnosis names for the present step: code → share of the step."""
+    def diagnoses(self) -> Sequence[Diagnosis]:
+        """Causes that the diagnosis names for the present step, the largest first; () before the first measurement."""
         from cs_systems.analysis.diagnosis import diagnose
 
-        return {one.code: one.share for one in diagnose(self.history[-1:]).diagnoses}
+        is_start = len(self.history) == 1
+        return diagnose([self.sampled] if is_start and self.sampled else self.history[-1:]).diagnoses
+
+    @property
+    def causes(self) -> Mapping[str, float]:
+        """Codes of these causes, with the share of the step."""
+        return {one.code: one.share for one in self.diagnoses}
+
+    @property
+    def computed_share(self) -> float:
+        """Share of the present steps outside the wait for their batches; 1 if that was not timed."""
+        return 1 - (self._share(Phase.INPUT) or 0.0)
 
     def too_short(self, *phases: str, what: str) -> NotHere | None:
         """Return that phases of the present step are too short for a gain; None if they are not, or were not timed."""
+        share = self._share(*phases)
+        return None if share is None or share >= MINIMUM_EFFECT else f"{what} takes {share:.1%} of the step"
+
+    def _share(self, *phases: str) -> float | None:
+        """Return the share of the present steps that phases take; None if they were not timed."""
         timed = self.record.measurement.timed if self.record and self.record.measurement else ()
         times_s = [sample.phases_s[phase] for sample in timed for phase in phases if phase in sample.phases_s]
-        if not times_s:
-            return None
-        share = sum(times_s) / sum(sample.wall_s for sample in timed)
-        return None if share >= MINIMUM_EFFECT else f"{what} takes {share:.1%} of the step"
+        return sum(times_s) / sum(sample.wall_s for sample in timed) if times_s else None
 
     @cached_property
     def host_s(self) -> float:
@@ -317,6 +334,7 @@ class Lever:
         experiment: name of the experiment that predicts its options; it needs a step that the host launches.
         saves_memory: whether it may reduce the peak memory of a script.
         shortens_kernels: whether it only makes kernels faster, and gains nothing while the step waits for launches.
+        shortens_input: whether it may also shorten the wait for batches.
     """
 
     numbers: str
@@ -330,6 +348,7 @@ class Lever:
     experiment: str = ""
     saves_memory: bool = False
     shortens_kernels: bool = False
+    shortens_input: bool = False
 
 
 @dataclass(frozen=True)
@@ -444,7 +463,7 @@ def _of_script(situation: Situation, name: str, lever: Lever) -> Iterator[Propos
         yield name, "it cannot be applied to a script from outside"
     elif situation.goal == "memory" and not lever.saves_memory:
         yield name, "it does not reduce the peak memory of a script"
-    elif reason := _replaced(situation.cell, name) or lever.script.unfit(situation):
+    elif reason := _replaced(situation.cell, name) or lever.script.unfit(situation) or _hidden(situation, lever):
         yield name, reason
     else:
         others = (each for each in situation.cell.levers if each not in lever.script.replaces)
@@ -452,7 +471,17 @@ def _of_script(situation: Situation, name: str, lever: Lever) -> Iterator[Propos
         usual = max(lever.usual, *(situation.causes.get(code, 0.0) for code in lever.remedies), 0.0)
         if lever.shortens_kernels:
             usual *= 1 - situation.causes.get("launch-bound", 0.0)
+        if not lever.shortens_input:
+            usual *= situation.computed_share
         yield Proposal(name, plan, lever.script.what, lever.numbers, usual, cost=lever.cost)
+
+
+def _hidden(situation: Situation, lever: Lever) -> NotHere | None:
+    """Return why a lever of the computation gains nothing where the step waits for its batches; None if it may gain."""
+    share = situation.computed_share
+    if lever.shortens_input or situation.goal == "memory" or share >= LEAST_COMPUTED:
+        return None
+    return f"the step waits for its batches {1 - share:.0%} of the time"
 
 
 def _replaced(plan: ScriptPlan, name: str) -> NotHere | None:

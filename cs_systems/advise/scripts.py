@@ -1,8 +1,9 @@
 """Bench for an unedited script: each process runs it with levers applied from outside, until its steps are recorded.
 
 The script is never edited. Records and logs are kept in the folder of the search, and each patched copy in a separate
-folder. The first process shows what the script imports of torch. The later ones are forks of a process that has
-imported it, unless the script would run in another way then; imports take most of the time of a trial.
+folder. The first process shows what the script imports of torch, and its record tells what takes the time, because the
+stack is sampled in further steps. The later ones are forks of a process that has imported it, unless the script would
+run in another way then; imports take most of the time of a trial.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from cs_systems.measure.runtime.script_forks import Imports, NoForks, ScriptFork
 from cs_systems.record import RunRecord, read_records, records_path
 
 SEEDS = 3  # number of runs of the start; the spread of their losses is how much a lever may change them
-FIRST = "first"  # folder of the process that shows what the script imports; its times are not used
+FIRST = "first"  # folder of the process that shows what the script imports; its times are no trial's
+SAMPLED = "sampled"  # folder of its record, which a report of the search does not read
 IMPORTS = "imports.json"
 TOO_LONG = "it took longer than a trial may; give a longer --budget"
 MOST_COPIED_BYTES = 200 << 20  # largest folder that is copied to try a patch
@@ -93,14 +95,18 @@ class ScriptBench(Budgeted):
             return known
         if self.may_fork and self._imports() is None:
             first = self.folder / FIRST
-            error = self._timed(ScriptPlan(), first, {"imports": str((first / IMPORTS).absolute())})
-            if _recorded(first) is None:
+            of_first = {"imports": first / IMPORTS, "out": first / SAMPLED}
+            paths = {name: str(path.absolute()) for name, path in of_first.items()}
+            error = self._timed(ScriptPlan(), first, paths | {"stacks": True})
+            if self.sampled() is None:
                 return _failed(error or _why_missing(first))
-            records_path(first).unlink()  # no time of this process is used
         error = self._timed(cell, folder)
         if (unused := folder / UNUSED).exists():
             return _failed(f"{' and '.join(json.loads(unused.read_text()))} found nothing to change in this run")
         return _recorded(folder) or _failed(error or _why_missing(folder))
+
+    def sampled(self) -> RunRecord | None:
+        return _recorded(self.folder / FIRST / SAMPLED)
 
     def check(self, cell: Cell) -> Check:
         """Compare the losses of the recorded steps with the start's; the limit is the start's spread over seeds.

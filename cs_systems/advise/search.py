@@ -65,6 +65,9 @@ class Bench(Protocol):
     def measure(self, cell: Cell, number: int) -> RunRecord:
         """Return the record of process `number` of the cell; it is measured unless the record exists."""
 
+    def sampled(self) -> RunRecord | None:
+        """Return a record of the start in which the stack was sampled; None if there is none."""
+
     def check(self, cell: Cell) -> Check:
         """Return how the cell changes the numerics compared with the start."""
 
@@ -165,7 +168,9 @@ class Search:
         first = self._measure(self.best)
         if first.measurement is None or not first.is_timing or self._now(first) is None:
             raise Unmeasurable(first.reason or why_missing(self.situation.goal, first))
-        self.situation = replace(self.situation, history=(first,))
+        self.situation = replace(self.situation, history=(first,), sampled=self.bench.sampled())
+        if cause := next(iter(self.situation.diagnoses), None):
+            self.say(f"what takes the time of the start: {cause.sentence}")
         if not self._has_time() and self.bench.left_s() >= self.bench.process_s():
             self.say("measuring the start again, because a first process also reads its libraries and compiles")
             self._measure(self.best)
@@ -200,8 +205,9 @@ class Search:
         left = [*self._not_tried()]
         unfit = {row["lever"]: row["reason"] for row in left if not row["change"]}
         rows = [*(self._with_end(row, unfit) for row in self.rows), *left]
-        what = self.start, self.best, self.situation.history, tuple(rows), self.situation.goal, self._whole
-        return Answer(*what, self._is_interrupted)
+        now = self.situation
+        what = self.start, self.best, now.history, tuple(rows), now.goal, self._whole
+        return Answer(*what, self._is_interrupted, tuple(now.diagnoses))
 
     def _with_end(self, row: TrialRow, unfit: Mapping[str, str]) -> TrialRow:
         """Return the row of a trial, with the reason why further pairs did not decide it.

@@ -176,14 +176,15 @@ def _deliver(search: Search, bench: ScriptBench, folder: Path, words: Sequence[s
 
 
 def left(answer: Answer) -> list[str]:
-    """Return the causes that the diagnosis names for the best step, with their remedies, unless a lever was tried."""
-    from cs_systems.advise.lever import TOGETHER, all_levers
-    from cs_systems.analysis.diagnosis import diagnose
+    """Return the causes that the diagnosis names for the best step, with the levers that did not help against each."""
+    from cs_systems.advise.lever import all_levers
 
-    levers = all_levers()
-    tried = {name for row in answer.trials if row["processes"] for name in row["lever"].split(TOGETHER)}
-    codes = {code for name in tried for code in levers[name].remedies}
-    return [one.sentence for one in diagnose(answer.history[-1:]).diagnoses if one.code not in codes]
+    levers, found = all_levers(), []
+    tried = [row["lever"] for row in answer.others if row["processes"]]
+    for one in answer.diagnoses:
+        names = [name for name in tried if one.code in levers[name].remedies]
+        found.append(one.sentence + (f" (tried, but not kept: {', '.join(names)})" if names else ""))
+    return found
 
 
 def _try_patch(search: Search, bench: ScriptBench) -> None:

@@ -72,6 +72,9 @@ def test_trials_are_forks_in_which_a_script_sees_a_new_process(bench: ScriptBenc
     assert {"torch", "torch.nn"} <= {*imports.modules}
     assert {name.partition(".")[0] for name in imports.modules} == {"torch"}
     assert not list((bench.folder / FIRST).glob("*.jsonl")), "a report of the folder has only the trials"
+    sampled = bench.sampled()
+    assert sampled is not None
+    assert "own_python" in sampled.results
     (bench.folder / FIRST / IMPORTS).write_text('{"modules": [')  # as an interrupted process may leave it
     again = ScriptBench(
         ["scripts/train.py"], all_levers(), bench.folder, script_command, OPTIONS, sources=bench.sources, may_fork=True

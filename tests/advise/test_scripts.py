@@ -632,6 +632,25 @@ def test_lever_that_has_nothing_to_change_says_so(name: str, source: str, reason
     assert dict(one for one in proposals(situation, all_levers()) if isinstance(one, tuple))[name] == reason
 
 
+@pytest.mark.parametrize("waited_s", [0.5, 0.95])
+def test_levers_of_the_computation_wait_for_those_of_the_loader(waited_s: float) -> None:
+    """Order the options of a loop by the share of its step that each may shorten, and leave out those of a tenth."""
+    phases_s = {"input": waited_s, "forward": 1 - waited_s}
+    measured = Measurement("monotonic", (Sample(0, False, 1.0, phases_s, phases_s),) * 10, 0.0)
+    config = RunConfig(workload="loop mine", device="cpu", warmup=0, steps=10).to_dict()
+    record = RunRecord("", config, "ok", measurement=measured)
+    sampled = replace(record, results={"ran": [{"precision": "fp32"}]})
+    texts = ("model = torch.nn.Linear(2, 2)\nDataLoader(data)\nAdamW(model.parameters())",)
+    found = list(proposals(Situation(ScriptPlan(), GPU, (record,), sampled=sampled, texts=texts), all_levers()))
+    usual = {one.lever: one.usual for one in found if isinstance(one, Proposal)}
+    reasons = dict(one for one in found if isinstance(one, tuple))
+    if waited_s == 0.5:
+        assert usual["data_loader"] > usual["bf16"] == 0.2
+    else:
+        assert usual["data_loader"] > 0.9
+        assert reasons["bf16"] == reasons["compile"] == "the step waits for its batches 95% of the time"
+
+
 @pytest.mark.parametrize(
     ("name", "source", "ran"),
     [
@@ -865,16 +884,18 @@ def on_any_step() -> Lever:
 
 
 @pytest.mark.parametrize("processes", [0, 2])
-def test_a_cause_is_left_for_the_user_unless_its_lever_was_tried(processes: int) -> None:
+def test_causes_are_left_for_the_user_with_the_levers_that_did_not_help(processes: int) -> None:
     phases = {"forward": 0.03, "backward": 0.06, "other": 0.01}
     measured = Measurement("monotonic", (Sample(0, False, 0.1, phases, phases),) * 10, 0.0)
     config = RunConfig(workload="loop mine", device="cpu", warmup=0, steps=10).to_dict()
     results: Any = {"anomaly_detection": [{"passes": 10, "with_detection": 10}]}
     record = RunRecord("", config, "ok", measurement=measured, results=results)
     row = row_of("anomaly_detection", "anomaly detection off") | {"processes": processes}
-    answer = Answer(ScriptPlan(), ScriptPlan(), (record,), (row,), "time")
-    found = left(answer)
-    assert found == [] if processes else "leave it off except to find a NaN" in found[0]
+    now = Situation(ScriptPlan(), CPU, history=(record,))
+    answer = Answer(ScriptPlan(), ScriptPlan(), now.history, (row,), "time", diagnoses=tuple(now.diagnoses))
+    (found,) = left(answer)
+    assert "leave it off except to find a NaN" in found
+    assert ("(tried, but not kept: anomaly_detection)" in found) == bool(processes)
 
 
 @pytest.mark.slow

@@ -127,6 +127,9 @@ class ModelledBench:
             }
         return RunRecord("", config.to_dict(), "ok", number, None, environment, measurement, results=results)
 
+    def sampled(self) -> None:
+        return None
+
     def check(self, config: RunConfig) -> Check:
         self.left -= CHECK_S
         return Check(self.numbers(config), "as the tables say")

@@ -42,4 +42,5 @@ LEVER = Lever(
     0.2,
     ScriptChange("gc.collect() and empty_cache() left out", unfit, hook=hook, patch=without_calls(CALLS)),
     remedies=("garbage-collection", "device-allocation"),
+    shortens_input=True,
 )

@@ -58,4 +58,5 @@ LEVER = Lever(
         ),
     ),
     remedies=("data-input", "batch-preparation"),
+    shortens_input=True,
 )

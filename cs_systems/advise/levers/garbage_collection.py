@@ -34,4 +34,5 @@ LEVER = Lever(
         "fewer garbage collections", unfit, hook=hook, patch=after_imports(*LINES, needs="gc"), in_script_alone=True
     ),
     remedies=("garbage-collection",),
+    shortens_input=True,
 )

@@ -55,4 +55,5 @@ LEVER = Lever(
     0.05,
     ScriptChange(f"{LEAST} to {MOST} times as many workers", unfit, hook=hook, patch=valued(KEYWORD, text_of, NAMES)),
     remedies=(WAITS,),
+    shortens_input=True,
 )

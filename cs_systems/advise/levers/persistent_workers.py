@@ -54,4 +54,5 @@ LEVER = Lever(
     0.05,
     ScriptChange("workers of the DataLoader that persist", unfit, hook=hook, patch=patch),
     remedies=(WAITS,),
+    shortens_input=True,
 )

@@ -47,4 +47,5 @@ LEVER = Lever(
         replaced_argument(SETS, str(THREADS)),
     ),
     remedies=("too-many-threads",),
+    shortens_input=True,
 )

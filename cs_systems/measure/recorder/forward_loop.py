@@ -84,7 +84,7 @@ class ForwardRecorder(Recorder):
 
     Args:
         root: the module.
-        stop: raise SystemExit(0) in the script after its last recorded step.
+        stop: raise SystemExit(0) in the script after its last recorded step, and after the sampled ones.
         waits_for_nsys: as for a `ScriptRecorder`.
     """
 
@@ -97,7 +97,6 @@ class ForwardRecorder(Recorder):
         self._waits_for_nsys, self._stop = waits_for_nsys, stop
         super().__init__(**{"stacks": not stop} | options)
         self._subject.models.append(root)
-        self._last = self._all_steps if stop else None
         self._root, self._is_root_called = weakref.ref(root), False
         self._found = 0
         self._others = Counter[int]()  # calls of other root modules since the last step began
@@ -150,7 +149,7 @@ class ForwardRecorder(Recorder):
         self._count += 1
         self._take(tracker)
         self._found += 1
-        if self._found == self._last:
+        if self._stop and self._is_last(self._found):
             raise SystemExit(0)
 
     def _other_is_called(self, module: nn.Module) -> None:

@@ -196,6 +196,10 @@ class Recording:
     def _at_first_forward(self) -> None:
         self._precision = _result.precision_of(self._subject.device, self._subject.models)
 
+    def _is_last(self, steps: int) -> bool:
+        """Return whether the loop's step of this number is the last one to record, or to sample the stack in."""
+        return self._tracker is None if self._has_stacks else steps == self._all_steps
+
     def _finish(self) -> None:
         """End the recording after its last stage."""
         self._observers.end()

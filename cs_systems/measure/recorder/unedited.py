@@ -106,7 +106,8 @@ class ScriptRecorder(Recorder):
 
     Args:
         name: the name of the loop in tables.
-        stop: raise SystemExit(0) in the script after its last recorded step, at the same step on every rank.
+        stop: raise SystemExit(0) in the script after its last recorded step, at the same step on every rank; with
+            stacks=True after the steps in which the stack was sampled, whose number differs between ranks.
         waits_for_nsys: keep the record of an nsys profile only in `records`, because its report does not exist yet.
         forward: record a loop of forward passes if the script trains nothing; not among several ranks.
     """
@@ -185,7 +186,6 @@ class ScriptRecorder(Recorder):
         device = root.device if isinstance(root, torch.Tensor) else None
         try:
             super().__init__(name=self._name, device=device, **{"stacks": not self._stop} | self._options)
-            self._last = self._all_steps if self._stop else None
             self.__enter__()
         except Exception as error:
             self._state, self.failure = "closed", str(error)
@@ -408,7 +408,7 @@ class ScriptRecorder(Recorder):
         self._stop_after_last()
 
     def _stop_after_last(self) -> None:
-        if self._found == self._last:
+        if self._stop and self._is_last(self._found):
             self._finding.close()  # the exception ends the loop over the hooks, so they can be removed
             raise SystemExit(0)
 
@@ -504,7 +504,7 @@ class ScriptRecorder(Recorder):
         return f"let it run longer, or, if it updates its parameters itself, {REMEDIES['no-optimizer']}"
 
     def _why_unsampled(self) -> UnsampledRow:
-        if not self._stop:
+        if not self._stop or self._has_stacks:
             return super()._why_unsampled()
         return {"reason": "--stop ended the script before its stack was sampled", "remedy": "leave out --stop"}
 

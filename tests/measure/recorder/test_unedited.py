@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -140,6 +141,22 @@ def test_stop_ends_the_script_after_its_last_recorded_step(style: str, tmp_path:
     assert (len(samples(timed)), len(samples(profiled))) == (3, 4)  # the profile keeps the last clean ones
     assert "of 2 steps" not in " ".join(caveat.message for caveat in timed.warnings)
     assert (torch.autograd._engine_run_backward, len(_global_optimizer_post_hooks)) == before
+
+
+def test_stop_with_stacks_ends_the_script_after_the_steps_in_which_they_were_sampled(tmp_path: Path) -> None:
+    recorder = ScriptRecorder("sampled", stop=True, stacks=True, out=tmp_path, warmup=1, steps=2, profile="none")
+    model, steps = styles.two_layers(4), 0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with pytest.raises(SystemExit) as ended:
+        for steps in range(1, 100):
+            time.sleep(0.05)
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    recorder.close()
+    assert ended.value.code == 0
+    (record,) = recorder.records
+    assert len(samples(record)) == 3 < steps
+    assert any("sleep" in str(row) or Path(__file__).name in str(row) for row in record.results["own_python"])
 
 
 def test_profile_of_a_stopped_script_may_wait_for_the_device_at_its_end(
