@@ -185,10 +185,10 @@ def _status(found: Comparison | None, fail_on: Sequence[str]) -> int:
 
 
 def _pictures(found: Comparison) -> list[tuple[str, str]]:
-    from cs_systems.analysis.comparison.runs import TOO_NOISY, said
+    from cs_systems.analysis.comparison.runs import WITHOUT_INTERVAL, said
     from cs_systems.report.figures import plot, ratios
 
-    rows = [row for row in found.rows if said(row) != TOO_NOISY]
+    rows = [row for row in found.rows if said(row) not in WITHOUT_INTERVAL]
     title = "time of the candidate over the baseline's, with its 95% interval"
     return [(title, plot.drawn_svg(lambda: ratios.ratios(rows), "ratios"))] if rows else []
 
@@ -296,11 +296,10 @@ def _summary(comparison: Comparison, table: str, notes: Sequence[str]) -> str:
 
 def _readable(row: ComparisonRow) -> ShownRow:
     """Return the columns to print: the ratio with its interval in one column, and the least detectable difference."""
-    from cs_systems.analysis.comparison.runs import TOO_NOISY, said
+    from cs_systems.analysis.comparison.runs import HOPELESS, WITHOUT_INTERVAL, said
 
     low, high, resolution = row["ratio_low"], row["ratio_high"], row["resolution"]
     verdict = said(row)
-    noisy = verdict == TOO_NOISY
     return {
         "cell": row["cell"],
         "phase": row["phase"],
@@ -308,8 +307,8 @@ def _readable(row: ComparisonRow) -> ShownRow:
         "b_s": row["b_median_s"],
         "ratio": f"{row['ratio']:.3f}" if row["ratio"] < 10 else f"{row['ratio']:.3g}",
         # one word, so that narrow tables do not break it
-        "interval": UNKNOWN if low is None or noisy else f"{low:.3f}…{high:.3f}",
-        "finds": UNKNOWN if resolution is None else "> 100%" if noisy else f"{resolution:.0%}",
+        "interval": UNKNOWN if low is None or verdict in WITHOUT_INTERVAL else f"{low:.3f}…{high:.3f}",
+        "finds": UNKNOWN if resolution is None else "> 100%" if resolution > HOPELESS else f"{resolution:.0%}",
         "a_bytes": row["a_peak_bytes"],
         "b_bytes": row["b_peak_bytes"],
         "a_j": row["a_step_j"],

@@ -53,6 +53,9 @@ class ComparisonRow(TypedDict):
     resolution: Annotated[float | None, Column("finds", "smallest slowdown that this comparison can detect")]
     unseen: Annotated[str | None, Column("not measured", "what the interval leaves out")]
     noise: Annotated[str, Column(note="what the interval is computed from")]
+    apart: Annotated[
+        bool, Column(note="nine in ten samples of a side are over twice as long as nine in ten of the other")
+    ]
     a_peak_bytes: Annotated[int | None, Column("baseline peak")]
     b_peak_bytes: Annotated[int | None, Column("candidate peak")]
     a_step_j: Annotated[float | None, Column("baseline energy")]
@@ -60,8 +63,11 @@ class ComparisonRow(TypedDict):
 
 
 TOO_NOISY = "too noisy"
-VERDICTS = ("slower", "faster", "no difference", TOO_NOISY, "unknown")
+LIKELY = ("likely slower", "likely faster")  # far apart in one process a side, which proves nothing about others
+VERDICTS = ("slower", "faster", *LIKELY, "no difference", TOO_NOISY, "unknown")
+WITHOUT_INTERVAL = (*LIKELY, TOO_NOISY)
 HOPELESS = 1.0  # above this, a comparison could not even detect a doubling, so "no difference" would mislead
+APART = 2.0  # least ratio of the slower side's quickest tenth to the quicker side's slowest
 
 COMPARED = Table("compared", ComparisonRow, "times, candidate compared with baseline")
 
@@ -103,12 +109,13 @@ def compare(
     left_out += _of_two_workloads(compared)
     cells_a, cells_b = _cells(a, compared), _cells(b, compared)
     both = [identity for identity in cells_a if identity in cells_b]
-    rows = [
-        row
+    found = [
+        (identity, row)
         for identity in both
         for phase in phases
         if (row := _row(cells_a[identity], cells_b[identity], phase, compared))
     ]
+    rows = [row for _, row in found]
     for phase in phases:
         if count := len(both) - sum(row["phase"] == phase for row in rows):
             left_out.append(f"left out: phase {phase} of {counted(count, 'cell')}, absent or 0 s in one of the runs")
@@ -123,7 +130,10 @@ def compare(
             f"no cell of the baseline, such as {first_a!r}, matches a cell of the candidate, such as {first_b!r}; "
             "compare runs of the same cells"
         )
-    return Comparison(compared, rows, [*left_out, *_unmatched(cells_a, cells_b), *_differences(a, b)])
+    undecided = [pair for pair in found if said(pair[1]) in WITHOUT_INTERVAL]
+    largest = sorted(undecided, key=lambda pair: -abs(math.log(pair[1]["ratio"])))[:1]
+    proof = [text for identity, _ in largest for cells in (cells_a, cells_b) if (text := _proof(cells[identity]))]
+    return Comparison(compared, rows, [*proof, *left_out, *_unmatched(cells_a, cells_b), *_differences(a, b)])
 
 
 def _refuse_untimed(side: str, records: Sequence[RunRecord], path: Path | None) -> None:
@@ -320,6 +330,7 @@ def _row(a: Sequence[RunRecord], b: Sequence[RunRecord], phase: str, without: Co
         "resolution": found.resolution,
         "unseen": found.unseen,
         "noise": found.noise,
+        "apart": _apart(processes_a, processes_b),
         "a_peak_bytes": _peak(a),
         "b_peak_bytes": _peak(b),
         "a_step_j": _energy(a),
@@ -327,9 +338,35 @@ def _row(a: Sequence[RunRecord], b: Sequence[RunRecord], phase: str, without: Co
     }
 
 
+def _apart(a: Sequence[statistics.Rounds], b: Sequence[statistics.Rounds]) -> bool:
+    """Return whether nine in ten samples of a side are over `APART` times as long as nine in ten of the other."""
+    quick, slow = sorted(
+        ([sample for rounds in side for samples in rounds for sample in samples] for side in (a, b)), key=median
+    )
+    return statistics.quantile(slow, 0.1) > APART * statistics.quantile(quick, 0.9)
+
+
 def said(row: ComparisonRow) -> str:
-    """Return the verdict of a row, or that its noise could hide even a doubling."""
-    return TOO_NOISY if row["resolution"] is not None and row["resolution"] > HOPELESS else row["verdict"]
+    """Return the verdict of a row, or that its noise could hide even a doubling.
+
+    A change that several processes prove stays proved, and steps far apart in one process a side are likely a change.
+    """
+    if row["resolution"] is None or row["resolution"] <= HOPELESS:
+        return row["verdict"]
+    if row["unseen"] is None:
+        return TOO_NOISY if row["verdict"] == "no difference" else row["verdict"]
+    return LIKELY[row["ratio"] < 1] if row["apart"] else TOO_NOISY
+
+
+def _proof(side: Sequence[RunRecord]) -> str | None:
+    """Return the command that measures a cell of one process in two more; None if its command is not known."""
+    record, *others = side
+    if others or record.origin is None or record.origin.command is None:
+        return None
+    command = record.origin.command
+    if record.subject is Subject.LOOP:
+        return f"to decide, run this twice more into the same folder: {command}"
+    return f"to decide: {command} --repeats 3"
 
 
 def verdict_counts(rows: Sequence[ComparisonRow], *, with_peaks: bool = False) -> str:
@@ -347,7 +384,7 @@ def opening(rows: Sequence[ComparisonRow]) -> str:
     count = sum(map(is_larger, rows))
     larger = f"; the peak memory is larger in {count} of {len(rows)}" if count else ""
     if not sure:
-        return f"no change of a time is sure: {counts}{larger}" if rows else ""
+        return f"no change of a time is sure: {counts}{larger}{_likely(rows)}" if rows else ""
     most = max(sure, key=lambda row: abs(math.log(row["ratio"])))
     place = f"{most['cell']}, {most['phase']}"
     low, high = most["ratio_low"], most["ratio_high"]
@@ -356,6 +393,21 @@ def opening(rows: Sequence[ComparisonRow]) -> str:
     if len(rows) == 1:
         return f"the candidate is {said(most)}: {ratio} ({place}){larger}"
     return f"of {len(rows)} times of the candidate: {counts}; most changed: {place}: {ratio}{larger}"
+
+
+def _likely(rows: Sequence[ComparisonRow]) -> str:
+    """Return what is known of the largest likely change, which one process a side cannot prove; "" without one."""
+    likely = [row for row in rows if said(row) in LIKELY]
+    if not likely:
+        return ""
+    most = max(likely, key=lambda row: abs(math.log(row["ratio"])))
+    less, more = ("baseline", "candidate") if most["ratio"] > 1 else ("candidate", "baseline")
+    place = "" if len(rows) == 1 else f" ({most['cell']}, {most['phase']})"
+    return (
+        f". The candidate took {most['ratio']:.3g} times the baseline's time{place}, and nine in ten samples of the "
+        f"{more} are over twice as long as nine in ten of the {less}; but one process a side cannot show how much "
+        "processes vary"
+    )
 
 
 def is_larger(row: ComparisonRow) -> bool:

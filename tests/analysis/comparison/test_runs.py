@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from cs_systems.analysis.comparison.profiles import difference_of_records
-from cs_systems.analysis.comparison.runs import _in_any_folder, compare, opening
+from cs_systems.analysis.comparison.runs import _in_any_folder, compare, opening, said
 from cs_systems.cli import main
 from cs_systems.config import PRESETS, ConfigError, Mode, RunConfig, preset
 from cs_systems.core.caveats import Caveat
-from cs_systems.record import Measurement, RunRecord, Sample, append_record, read_records
+from cs_systems.record import Measurement, Origin, RunRecord, Sample, append_record, read_records
 from tests.test_record import ENVIRONMENT
 
 BASE = RunConfig(model=PRESETS["tiny"], rounds=4, steps=20)
@@ -163,7 +163,7 @@ def test_runs_without_matching_cells_are_rejected() -> None:
 
 def test_table_of_noisy_cells_fits_80_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = [replace(BASE, model=preset(name, context_length=64)) for name in ("tiny", "small")]
-    for name, factor in (("a", 1.0), ("b", 246.0)):
+    for name, factor in (("a", 1.0), ("b", 99.0)):
         (tmp_path / name).mkdir()
         for config, seconds in zip(sizes, (0.000949, 2.59), strict=True):
             append_record(tmp_path / name, record(config, factor * seconds, noise=2.0))
@@ -433,10 +433,81 @@ def test_comparison_of_a_trace_with_a_missing_file_is_rejected(capsys: pytest.Ca
     assert "nowhere does not exist; give two traces, or two runs" in capsys.readouterr().err
 
 
-def compared(cell: str, ratio: float, verdict: str, *, resolution: float = 0.1, larger: bool = False) -> Any:
+def loop(seconds: float, command: str, spread: float = 1.0, repeat: int = 0) -> RunRecord:
+    """Return a record of a loop in which steps take up to `spread` times as long as `seconds`, in no order."""
+    made = record(RunConfig(workload="loop train", rounds=1), seconds, repeat)
+    assert made.measurement is not None
+    steps = [seconds * (1 + (spread - 1) * (i * 7 % 20) / 19) for i in range(20)]
+    samples = tuple(Sample(0, False, t, {"forward": t}, {"forward": t}) for t in steps)
+    return replace(made, measurement=replace(made.measurement, samples=samples), origin=Origin(0.0, command))
+
+
+BEFORE, AFTER = "cs-systems run --out before -- train.py", "cs-systems run --out after -- train.py"
+
+
+@pytest.mark.parametrize("slower", [False, True])
+def test_steps_far_apart_in_one_process_a_side_are_a_likely_change(
+    slower: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sides = [loop(1.7, BEFORE, 3.0), loop(0.1, AFTER, 3.0)]
+    files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for file, side in zip(files, reversed(sides) if slower else sides, strict=True):
+        append_record(file, side)
+    assert main(["compare", *map(str, files), "--fail-on", "slower"]) == 0
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    assert " ".join(printed.split()).startswith(
+        "no change of a time is sure: 1 likely slower. The candidate took 17 times the baseline's time, and nine in "
+        "ten samples of the candidate are over twice as long as nine in ten of the baseline; but one process a side "
+        "cannot show how much processes vary"
+        if slower
+        else "no change of a time is sure: 1 likely faster. The candidate took 0.0588 times the baseline's time, and "
+        "nine in ten samples of the baseline are over twice as long as nine in ten of the candidate; but one process a "
+        "side cannot show how much processes vary"
+    )
+    assert "…" not in printed, "an interval was not measured"
+    for command in (BEFORE, AFTER):
+        assert f"to decide, run this twice more into the same folder: {command}" in " ".join(printed.split())
+
+
+def test_change_that_three_processes_a_side_prove_has_a_verdict_despite_the_noise() -> None:
+    a, b = ([loop(scale * seconds, "", 3.0, i) for i, scale in enumerate((1, 1.9, 3))] for seconds in (17.0, 0.1))
+    (row,) = compare(a, b).rows
+    assert row["resolution"] is not None
+    assert row["resolution"] > 1
+    assert said(row) == "faster"
+    assert opening([row]).startswith("the candidate is faster: 0.006 (0.0")
+
+
+@pytest.mark.parametrize(
+    "candidate",
+    [
+        loop(1.0, AFTER, 20.0),  # ten times by the medians, but its quickest steps are as quick as the baseline's
+        loop(0.9, AFTER, 9.0),
+        loop(1.5, AFTER, 3.0),
+    ],
+)
+def test_change_within_the_spread_of_the_steps_is_too_noisy_to_tell(candidate: RunRecord) -> None:
+    found = compare([loop(1.0, BEFORE, 3.0)], [candidate])
+    assert opening(found.rows) == "no change of a time is sure: 1 too noisy"
+    assert found.doubts == [
+        f"to decide, run this twice more into the same folder: {command}" for command in (BEFORE, AFTER)
+    ]
+
+
+def test_cells_of_a_sweep_are_decided_by_repeats() -> None:
+    a, b = (
+        [replace(record(BASE, seconds, noise=1.0), origin=Origin(0.0, f"cs-systems time --out {name}"))]
+        for name, seconds in (("a", 1.0), ("b", 2.0))
+    )
+    doubts = compare(a, b).doubts
+    assert doubts == [f"to decide: cs-systems time --out {name} --repeats 3" for name in "ab"]
+
+
+def compared(cell: str, ratio: float, verdict: str, **more: Any) -> Any:
     return {"cell": cell, "phase": "step", "ratio": ratio, "ratio_low": ratio / 2, "ratio_high": ratio * 2,
-            "verdict": verdict, "resolution": resolution, "a_peak_bytes": 100,
-            "b_peak_bytes": 100 + 9 * larger}  # fmt: skip
+            "verdict": verdict, "resolution": 0.1, "unseen": "processes", "apart": False, "a_peak_bytes": 100,
+            "b_peak_bytes": 100 + 9 * more.pop("larger", False), **more}  # fmt: skip
 
 
 def test_opening_counts_verdicts_and_names_the_largest_sure_change() -> None:
@@ -451,6 +522,11 @@ def test_opening_counts_verdicts_and_names_the_largest_sure_change() -> None:
     assert opening(rows[:1]) == "no change of a time is sure: 1 no difference"
     assert opening(rows[1:2]) == "the candidate is slower: 1.500 (0.750 … 3.000) times the baseline's time (b, step)"
     assert opening([]) == ""
+    likely = compared("d", 16.0, "slower", resolution=1.5, apart=True)
+    assert opening([rows[0], likely]).startswith(
+        "no change of a time is sure: 1 likely slower, 1 no difference. The candidate took 16 times the baseline's "
+        "time (d, step), and nine in ten samples of the candidate"
+    )
 
 
 @pytest.mark.parametrize(
