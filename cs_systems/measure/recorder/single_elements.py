@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from cs_systems.analysis.comparison.loop_findings import SINGLE_ELEMENTS, SingleElementsRow
-from cs_systems.instrument.compiler import Observation, Undo, is_tracing, passed_through, replaced
+from cs_systems.instrument.compiler import Observation, Undo, is_tracing, passed_through, replaced, untraced
 from cs_systems.measure.recorder.guard import as_guest
 from cs_systems.measure.recorder.observers import Period, Replacing, is_profiled
 from cs_systems.measure.recorder.phases import BACKWARD, OPTIMIZER
@@ -69,8 +69,11 @@ class SingleElements(Replacing):
             self._process = os.getpid()  # a worker of a data loader inherits the replaced functions
             self._installed = Observation()
             for name in _USES:
-                seen = self._written if name == _WRITTEN else partial(self._read, name)
-                self._installed.add(partial(_watched, name, seen), is_guarded=True)
+                if name == _WRITTEN:
+                    watch = partial(_watched, name, self._written)
+                else:
+                    watch = partial(replaced, Tensor, name, _Noted(getattr(Tensor, name), partial(self._read, name)))
+                self._installed.add(watch, is_guarded=True)
 
     def _observes(self) -> bool:
         if not (self.is_looking and self._tracker.observes()) or os.getpid() != self._process:
@@ -78,7 +81,7 @@ class SingleElements(Replacing):
         return not (self._tracker.is_open(BACKWARD, OPTIMIZER) or is_tracing() or is_profiled())
 
     @as_guest
-    def _read(self, name: str, frame: FrameType, tensor: Tensor, *_: Any) -> None:
+    def _read(self, name: str, frame: FrameType, tensor: Tensor) -> None:
         if self._observes() and not tensor.requires_grad:
             _count(self._uses[name], frame)
 
@@ -150,6 +153,22 @@ def _is_one(tensor: Tensor, key: Any) -> bool:
     keys = key if isinstance(key, tuple) else (key,)
     numbers = all(isinstance(each, int) or (isinstance(each, Tensor) and not each.dim()) for each in keys)
     return numbers and len(keys) == tensor.dim() and tensor.numel() > 1
+
+
+class _Noted:
+    """Method of tensors whose uses are noted where it is looked up.
+
+    The caller then calls the method itself, so that its warnings name the caller's line, as without observation.
+    """
+
+    def __init__(self, method: Any, seen: Callable[[FrameType, Tensor], object]) -> None:
+        self._method, self._seen = method, seen
+
+    @untraced
+    def __get__(self, tensor: Tensor | None, owner: type | None = None) -> Any:
+        if tensor is not None:
+            self._seen(sys._getframe(1), tensor)
+        return self._method.__get__(tensor, owner)
 
 
 def _watched(name: str, seen: Callable[..., None]) -> Undo:

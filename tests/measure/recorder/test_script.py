@@ -136,6 +136,35 @@ def test_failing_script_keeps_its_traceback_and_the_record(tmp_path: Path) -> No
     assert record.results["ran"][0]["optimizer"] == "AdamW"
 
 
+WARNS = """
+import torch
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for i in range(12):
+    optimizer.zero_grad()
+    loss = model(torch.ones(2)).sum()
+    loss.backward()
+    optimizer.step()
+    if i == 1:
+        loss = float(loss)
+    if i == 2:
+        torch.ones(3, dtype=torch.complex64)[0].__float__()
+"""
+
+
+def test_warning_about_a_read_names_the_line_of_the_script(tmp_path: Path) -> None:
+    (script := tmp_path / "warns.py").write_text(WARNS)
+    done, _ = both(forks.python, [str(script)], tmp_path / "out")
+    assert f"{script}:11: UserWarning: Converting a tensor with requires_grad=True to a scalar" in done.stderr
+
+
+def test_script_has_the_absolute_name_that_python_gives_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "named.py").write_text("import sys; print(__file__, sys._getframe().f_code.co_filename, sys.argv[0])")
+    alone, recorded = (started(*before, "named.py").stdout for before in ([], ["-m", "cs_systems", "run", "--"]))
+    assert alone == recorded == f"{tmp_path / 'named.py'} {tmp_path / 'named.py'} named.py\n"
+
+
 @pytest.mark.timeout(120)
 def test_ranks_of_torchrun_write_one_record(tmp_path: Path) -> None:
     options = ["--steps", "3:8", "--out", str(tmp_path)]
