@@ -254,7 +254,7 @@ def _become(argv: list[str], levers: Sequence[str] = (), files: Sequence[str] = 
         sys.argv = argv[1:]
         runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
         return
-    file = argv[0]
+    file = str(Path.cwd() / argv[0])  # absolute, as under plain Python
     sys.argv = argv
     sys.path[0] = str(Path(os.path.realpath(file)).parent)
     module = types.ModuleType("__main__")

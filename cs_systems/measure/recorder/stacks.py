@@ -47,9 +47,10 @@ REST = 4.0  # times as long as a look lasts until the next; under a tracer of th
 MOST_SAMPLES = 50_000
 SAMPLER = "cs-systems-sampler"  # name of the thread
 _PACKAGE = Path(__file__).parents[2]
-_LIBRARIES = tuple(
-    {f"{path}/" for path in (*sysconfig.get_paths().values(), Path(torch.__file__).parent, _PACKAGE) if path}
+_OF_PYTHON = (  # without its prefix, which may hold the program, too: /usr holds /usr/src/app
+    sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
 )
+_LIBRARIES = tuple({f"{path}/" for path in (*_OF_PYTHON, Path(torch.__file__).parent, _PACKAGE)})
 _OF_LIBRARIES = "site-packages", "dist-packages", "/torchinductor_"  # the last holds code of torch.compile
 _MODULE_CALL = torch.nn.modules.module.__file__
 _TORCH = f"{Path(torch.__file__).parent}/"

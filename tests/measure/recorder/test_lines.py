@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import sysconfig
 from collections.abc import Callable
 from types import CodeType
 from typing import NamedTuple
@@ -12,7 +14,7 @@ from cs_systems.analysis.comparison.loop_findings import CALLS
 from cs_systems.core.step_kinds import StepKind
 from cs_systems.measure.recorder.batches import ModelCalls
 from cs_systems.measure.recorder.lines import Usual, common_line, lines_of, own_python, places_of, slow_steps
-from cs_systems.measure.recorder.stacks import Line, Sample, line_of
+from cs_systems.measure.recorder.stacks import Line, Sample, is_own, line_of
 
 PROGRAM = """
 def main():
@@ -148,3 +150,8 @@ def test_lines_outside_of_the_phases_from_which_the_loss_is_computed_are_marked(
     assert [*dict.fromkeys(asked)] == [chain] * (phase == "other")
     (row,) = own_python(samples, {phase: 0.03}, lambda chain: False)
     assert "feeds_loss" not in row
+
+
+def test_program_below_the_prefix_of_python_is_own() -> None:
+    assert is_own(f"{sys.prefix}/src/app/train.py")
+    assert not is_own(f"{sysconfig.get_path('purelib')}/library/train.py")
