@@ -85,7 +85,8 @@ def _row(kind: str, durations_s: Sequence[float], every: int | None, total_s: fl
 def sentence(rows: Sequence[LoopTimeRow]) -> str:
     """Return the total and its division in words; "" without rows.
 
-    Example: `40 steps took 4.2 s: 36 steps of 22 ms (0.8 s, 19%), 4 slow steps of 850 ms, every 10 (3.4 s, 81%)`.
+    Example: `40 steps took 4.2 s: 36 steps in 0.8 s (19%, median 22 ms), 4 slow steps, every 10, in 3.4 s (81%, median
+    850 ms)`.
     """
     if not rows:
         return ""
@@ -98,8 +99,8 @@ def sentence(rows: Sequence[LoopTimeRow]) -> str:
 
 def _part(row: LoopTimeRow) -> str:
     count = counted(row["steps"], "step" if row["kind"] == USUAL else f"{row['kind']} step")
-    if row["kind"] not in (WARMUP, COMPILING):
-        count += f" of {human(row['median_s'], 's')}"
     if row["kind"] in (SLOW, FAST) and row["steps"] > 2:
-        count += f", every {row['every']}" if row["every"] else ", irregular"
-    return f"{count} ({human(row['total_s'], 's')}, {row['share']:.0%})"
+        count += f", every {row['every']}," if row["every"] else ", irregular,"
+    is_told = row["kind"] not in (WARMUP, COMPILING) and row["steps"] > 1
+    middle = f", median {human(row['median_s'], 's')}" if is_told else ""
+    return f"{count} in {human(row['total_s'], 's')} ({row['share']:.0%}{middle})"

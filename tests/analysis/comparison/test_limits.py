@@ -184,8 +184,8 @@ def test_time_of_a_loop_is_divided_by_kind() -> None:
     ]  # fmt: skip
     assert [row["share"] for row in rows] == pytest.approx([0.2, 0.08, 0.36, 0.36])
     assert sentence(rows) == (
-        "14 steps took 25.0 s: 1 warm-up step (5.00 s, 20%), 1 compiling step (2.00 s, 8%), 9 steps of 1.00 s "
-        "(9.00 s, 36%), 3 slow steps of 3.00 s, every 4 (9.00 s, 36%)"
+        "14 steps took 25.0 s: 1 warm-up step in 5.00 s (20%), 1 compiling step in 2.00 s (8%), 9 steps in 9.00 s "
+        "(36%, median 1.00 s), 3 slow steps, every 4, in 9.00 s (36%, median 3.00 s)"
     )
 
 

@@ -19,8 +19,8 @@ from cs_systems.report.tables.records import render
 from tests.test_record import ENVIRONMENT
 
 DIVISION = (
-    "42 steps took 4.45 s: 2 warm-up steps (200 ms, 4%), 1 compiling step (100 ms, 2%), 35 steps of 20.0 ms "
-    "(700 ms, 16%), 4 slow steps of 862 ms, every 10 (3.45 s, 78%)"
+    "42 steps took 4.45 s: 2 warm-up steps in 200 ms (4%), 1 compiling step in 100 ms (2%), 35 steps in 700 ms "
+    "(16%, median 20.0 ms), 4 slow steps, every 10, in 3.45 s (78%, median 862 ms)"
 )
 
 
@@ -85,7 +85,7 @@ def test_each_repeat_of_a_loop_has_its_line() -> None:
 
 
 def test_loop_of_one_kind_shows_its_total_alone() -> None:
-    assert "32 steps took 6.50 s: 2 warm-up steps (500 ms, 8%), 30 steps of 200 ms (6.00 s, 92%)" in " ".join(
+    assert "32 steps took 6.50 s: 2 warm-up steps in 500 ms (8%), 30 steps in 6.00 s (92%, median 200 ms)" in " ".join(
         render([loop([0.3, 0.2, *[0.2] * 30])]).split()
     )
 
@@ -125,6 +125,15 @@ def test_steps_that_sampling_makes_longer_have_their_own_row() -> None:
         ("sampled", 9, None), ("usual", 23, None), ("slow", 3, 10)
     ]  # fmt: skip
     assert sentence(rows).startswith(
-        "35 steps took 441 ms: 9 sampled steps of 2.00 ms (18.0 ms, 4%), 23 steps of 1.00 ms"
+        "35 steps took 441 ms: 9 sampled steps in 18.0 ms (4%, median 2.00 ms), 23 steps in "
     )
     assert [row["kind"] for row in whole_loop_time([0.001] * 20, sampled=range(10, 20), longer=1.24)] == ["usual"]
+
+
+def test_median_is_not_told_next_to_a_single_step() -> None:
+    """Nor is the number of steps next to their median, as if the total were a product."""
+    times_s = [0.001] * 20
+    times_s[7] = 0.5
+    assert sentence(whole_loop_time(times_s)) == (
+        "20 steps took 519 ms: 19 steps in 19.0 ms (4%, median 1.00 ms), 1 slow step in 500 ms (96%)"
+    )

@@ -498,7 +498,7 @@ def test_steps_outside_the_recorded_ones_count_in_the_time_of_the_whole_loop(tmp
     assert done.returncode == 0, done.stderr
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("whole loop: "))
     assert line.startswith("whole loop: 23 steps took ")
-    assert ", every 6 (" in line
+    assert ", every 6, in " in line
 
 
 @pytest.mark.parametrize("every", [1, 4])
