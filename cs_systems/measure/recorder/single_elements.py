@@ -72,7 +72,8 @@ class SingleElements(Replacing):
                 if name == _WRITTEN:
                     watch = partial(_watched, name, self._written)
                 else:
-                    watch = partial(replaced, Tensor, name, _Noted(getattr(Tensor, name), partial(self._read, name)))
+                    noted: Any = _Noted(getattr(Tensor, name), partial(self._read, name))
+                    watch = partial(replaced, Tensor, name, noted)
                 self._installed.add(watch, is_guarded=True)
 
     def _observes(self) -> bool:
