@@ -385,9 +385,12 @@ class Evidence:
 
     @property
     def has_compiled_kernels(self) -> bool:
-        """Flag for a step that a compiler fused, by its kernels or its configuration."""
-        compiled = self.setting("compile") not in (None, "none")
-        return compiled or any(row["kernel"].startswith("triton_") for row in self.kernels())
+        """Flag for a step that a compiler fused, by its configuration or its kernels; else by the process's graphs."""
+        if self.setting("compile") not in (None, "none"):
+            return True
+        if kernels := self.kernels():
+            return any(row["kernel"].startswith("triton_") for row in kernels)
+        return bool(first_row(self.tables, "ran").get("compiled_graphs"))
 
     def setting(self, name: str) -> Any:
         """Return a field of the configuration if it describes the step that ran, else the record's value, or None."""

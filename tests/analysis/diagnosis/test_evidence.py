@@ -100,6 +100,8 @@ def test_compiled_kernels_show_by_name_or_setting(kernel: str, compile: str, com
     evidence = replace(of(kernels=[{"kernel": kernel}]), config=RunConfig(compile=compile))  # type: ignore[arg-type]
     assert evidence.has_compiled_kernels is compiled
     assert of(kernels=[{"kernel": kernel}]).has_compiled_kernels is kernel.startswith("triton_")
+    ran: Any = [{"compiled_graphs": int(compiled)}]
+    assert Evidence({"ran": ran}).has_compiled_kernels is compiled, "only a trace tells it of the step itself"
 
 
 @pytest.mark.parametrize(
