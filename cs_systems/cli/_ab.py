@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import signal
 import sys
 import tempfile
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -103,6 +105,7 @@ class Compared:
     measures: str  # "steps" or "process"
     why: str = ""  # why whole processes are measured, although steps would do as well; empty if nothing prevented steps
     ended: str = ""
+    longer: str = ""  # options with which further pairs fit, if they did not suffice for a verdict
     ran: list[Ran] = field(default_factory=list)
 
     def trials(self, side: str) -> list[Trial]:
@@ -185,17 +188,34 @@ def _measure(args: Ab, compared: Compared, scratch: Path, budget_s: float, signa
         return found
 
     try:
+        began_s = time.monotonic()
         is_warm = _choose(compared, trial)
         if compared.ended:
             return
-        pairs = Interleaved(trial, compared.test, most_pairs=args.max_pairs, budget_s=budget_s, first=not is_warm)
+        spent_s = time.monotonic() - began_s
+        pairs = Interleaved(
+            trial, compared.test, most_pairs=args.max_pairs, budget_s=budget_s, first=not is_warm, spent_s=spent_s
+        )
         for ran in pairs:
             _take(args, compared, ran)
+            if (ran.pair, ran.place) == (1, len(SIDES)) and (longer := _longer(args, compared.test, pairs)):
+                print(f"even a large difference takes about {longer}", file=sys.stderr)
             if signals:  # the exception may be lost in a callback
                 raise KeyboardInterrupt
-        compared.ended = pairs.ended
+        compared.ended, compared.longer = pairs.ended, _longer(args, compared.test, pairs)
     except KeyboardInterrupt:
         compared.ended = "interrupted"
+
+
+def _longer(args: Ab, test: SequentialTest, pairs: Interleaved) -> str:
+    """Return how many pairs a verdict takes, with the options that allow them; "" if these allow as many."""
+    fewest, needed_s = test.fewest_pairs, (test.fewest_pairs + 1) * pairs.longest_s  # one pair is not counted
+    options = []
+    if len(test.pairs) + pairs.room() < fewest:
+        options.append(f"--budget {math.ceil(needed_s / 60)}m")
+    if args.max_pairs < fewest:
+        options.append(f"--max-pairs {2 * fewest}")
+    return f"{fewest} pairs: give {' and '.join(options)}, or more" if options else ""
 
 
 def _choose(compared: Compared, trial: Callable[[str], Trial]) -> bool:
@@ -334,8 +354,9 @@ def _losses(compared: Compared) -> str:
 
 def _sentence(compared: Compared, standing: Standing) -> str:
     """Return the verdict in a sentence, with its interval and the smallest slowdown that would have been detected."""
+    longer = f"; even a large difference takes about {compared.longer}" if compared.longer else ""
     if not standing.pairs:
-        return f"nothing was compared: {compared.ended}"
+        return f"nothing was compared: {compared.ended}{longer}"
     find = _percent(compared.test.find)
     low, high = (UNKNOWN if limit is None else f"{limit:.3f}" for limit in (standing.low, standing.high))
     times = f"{standing.ratio:.3f} ({low} … {high}) times as long as A"
@@ -349,7 +370,7 @@ def _sentence(compared: Compared, standing: Standing) -> str:
         case "no difference":
             return f"no difference of {find} or more between A and B: B takes {times}, {after}; {seen}"
         case "undecided":
-            return f"undecided: B takes {times}, {after}, when {compared.ended}; {seen}"
+            return f"undecided: B takes {times}, {after}, when {compared.ended}; {seen}{longer}"
     return f"B is {standing.verdict} than A by {find} or more: it takes {times}, {after}; {seen}"
 
 

@@ -43,7 +43,7 @@ class Ab:
             help_behavior_hint="(default: never)",
         ),
     ] = ()
-    budget: Annotated[str, arg(metavar="TIME", help="time for all pairs, such as 90s, 10m or 1h")] = "10m"
+    budget: Annotated[str, arg(metavar="TIME", help="time for all processes, such as 90s, 10m or 1h")] = "10m"
     max_pairs: Annotated[Int, arg(help="largest number of pairs")] = 100
     measure: Annotated[
         Measure, arg(help="what is compared: the steps of a loop, the whole process, or steps if any")

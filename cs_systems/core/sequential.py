@@ -154,6 +154,15 @@ class SequentialTest:
             return "undecided"
         return "no difference" if len(out) > 1 else f"not {out[0]}"
 
+    @property
+    def fewest_pairs(self) -> int:
+        """Number of pairs that a verdict of slower or faster takes, however large the difference; one more or less."""
+        evidence, pairs = _Evidence(0.0), 0
+        while evidence.most_above < self._alarm:
+            evidence.add(Pair(1.0, 2.0, a_first=True))
+            pairs += 1
+        return pairs
+
     def _is_relevant(self, direction: str) -> bool:
         """Return whether the ratio is at least 1% in this direction; clocks and temperature alone change as much."""
         far = abs(math.log(_center(self.pairs))) >= math.log1p(MINIMUM_EFFECT)

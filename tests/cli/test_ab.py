@@ -51,7 +51,8 @@ def test_status_without_a_verdict_follows_fail_if(capsys: pytest.CaptureFixture[
     status, found, _ = ab(capsys, QUICK, QUICK, "--max-pairs", "2", "--fail-if", "slower:3%")
     assert (status, found["verdict"]) == (0, "undecided")
     assert found["sentence"].endswith(
-        "after 2 pairs, when the limit of 2 pairs is reached; no slowdown could have been seen yet"
+        "after 2 pairs, when the limit of 2 pairs is reached; no slowdown could have been seen yet; "
+        "even a large difference takes about 10 pairs: give --max-pairs 20, or more"
     )
     assert ab(capsys, QUICK, QUICK, "--max-pairs", "2", "--fail-if", "slower:3%", "undecided")[0] == 1
 

@@ -52,6 +52,27 @@ def test_no_pair_starts_if_it_would_exceed_the_time_limit() -> None:
     assert len(machine.ran) == 8
 
 
+@pytest.mark.parametrize(("first", "ran"), [(True, 6), (False, 4)])
+def test_time_before_the_pairs_is_part_of_the_limit(first: bool, ran: int) -> None:
+    machine = Machine()
+    pairs = Interleaved(
+        machine.measure, SequentialTest(), most_pairs=9, budget_s=9.0, first=first, spent_s=2.5, clock=machine.clock
+    )
+    assert len(list(pairs)) == ran
+    assert 2.5 + machine.now_s < 9
+    assert pairs.room() == 0
+
+
+@pytest.mark.parametrize(("false_alarm", "fewest"), [(0.01, 10), (0.1, 6)])
+def test_fewest_pairs_are_those_that_a_large_difference_takes(false_alarm: float, fewest: int) -> None:
+    test = SequentialTest(false_alarm=false_alarm, seed=1)
+    assert test.fewest_pairs == fewest
+    while test.verdict == "undecided":
+        test.draw()
+        test.add(1.0, 50.0)
+    assert abs(len(test.pairs) - fewest) <= 1
+
+
 def test_comparison_ends_without_a_verdict_after_the_most_pairs() -> None:
     pairs, verdict = compared(Machine(), most_pairs=3)
     assert (pairs.ended, verdict) == ("the limit of 3 pairs is reached", "undecided")
