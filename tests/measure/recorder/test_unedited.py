@@ -145,17 +145,22 @@ def test_stop_ends_the_script_after_its_last_recorded_step(style: str, tmp_path:
 
 def test_stop_with_stacks_ends_the_script_after_the_steps_in_which_they_were_sampled(tmp_path: Path) -> None:
     recorder = ScriptRecorder("sampled", stop=True, stacks=True, out=tmp_path, warmup=1, steps=2, profile="none")
-    model, steps = styles.two_layers(4), 0
+    model, steps = styles.two_layers(4), list[int]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with pytest.raises(SystemExit) as ended:
-        for steps in range(1, 100):
+
+    def train() -> None:
+        for number in range(100):
+            steps.append(number)
             time.sleep(0.05)
             model(torch.ones(2, 4)).sum().backward()
             optimizer.step()
+
+    with pytest.raises(SystemExit) as ended:
+        train()
     recorder.close()
     assert ended.value.code == 0
     (record,) = recorder.records
-    assert len(samples(record)) == 3 < steps
+    assert len(samples(record)) == 3 < len(steps) < 100
     assert any("sleep" in str(row) or Path(__file__).name in str(row) for row in record.results["own_python"])
 
 
