@@ -255,7 +255,9 @@ def _on_terminal(line: str) -> str:
     """Return a line for standard error, wrapped between words if that is a terminal."""
     if not sys.stderr.isatty():
         return line
-    return textwrap.fill(line, shutil.get_terminal_size().columns, break_long_words=False, break_on_hyphens=False)
+    indent = " " * (len(line) - len(line.lstrip()))
+    columns = shutil.get_terminal_size().columns
+    return textwrap.fill(line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _fail(message: str, status: int, words: Sequence[str]) -> int:

@@ -47,7 +47,8 @@ class Analyze:
         Positional[Paths],
         arg(
             metavar="PATH [PATH ...]",
-            help=f"{offered('analyze')}; two to compare, the traces of all ranks, or a folder or archive of files",
+            help=", ".join(offered("analyze"))
+            + "; two to compare, the traces of all ranks, or a folder or archive of files",
             help_behavior_hint="",
         ),
     ] = ()

@@ -328,7 +328,7 @@ def conclude(records: list[Any], out: str, why: str, script: Sequence[str] = (),
     answer = diagnose(records)
     first, table = text(answer, width=width), render(records, width=width)
     if form.failure:
-        first = f"{_filled(form.failure)}\n\n{first}"
+        first = f"{_filled(form.failure, is_report=True)}\n\n{first}"
     files = [f"{what}: {Path(out, name)}" for record in records for what, name in record.artifacts.items()]
     where = "\n".join(map(visible, [*files, f"records: {out}/records.jsonl"]))
     report = labelled_command("report:", ("cs-systems", "report", out), text_width(width))
@@ -368,7 +368,10 @@ def as_started(script: Sequence[str]) -> list[str]:
 
 
 def print_whole_loop(records: Sequence[Any]) -> None:
-    """Print how the time of a whole loop divides among kinds of steps, if it is longer than the recorded steps."""
+    """Print how the time of a whole loop divides among kinds of steps, if it is longer than the recorded steps.
+
+    As the report that it ends, it is wrapped in a pipe, too.
+    """
     from cs_systems.analysis.comparison.loop_findings import WHOLE_LOOP
     from cs_systems.analysis.comparison.loop_time import sentence
 
@@ -376,7 +379,7 @@ def print_whole_loop(records: Sequence[Any]) -> None:
     rows = next(filter(None, (WHOLE_LOOP.of(record.results) for record in records)), ())
     if sum(row["steps"] for row in rows) < max(2 * FEWEST_AT_A_DISTANCE, 1.5 * recorded):
         return
-    _print(_filled(f"whole loop: {sentence(rows)}"))
+    _print(_filled(f"whole loop: {sentence(rows)}", is_report=True))
 
 
 def _tell(message: str) -> None:
@@ -390,11 +393,13 @@ def _print(text: str, end: str = "\n") -> None:
         print(encodable(text, sys.stderr), end=end, file=sys.stderr)
 
 
-def _filled(text: str) -> str:
-    """Return the text, wrapped between words if standard error is a terminal."""
+def _filled(text: str, *, is_report: bool = False) -> str:
+    """Return the text, wrapped between words if standard error is a terminal, or if the text is of the report."""
     from cs_systems.cli._output import terminal_width
+    from cs_systems.report.tables.formats import text_width
 
     width = terminal_width(stream=sys.stderr)
+    width = text_width(width) if is_report else width
     return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False) if width else text
 
 

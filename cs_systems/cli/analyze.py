@@ -36,7 +36,7 @@ from cs_systems.core.printable import labelled_command, visible
 from cs_systems.core.range_names import SPLITS
 from cs_systems.core.tables import Row
 from cs_systems.core.units import counted
-from cs_systems.core.validation import option
+from cs_systems.core.validation import listed, option
 
 if TYPE_CHECKING:
     from cs_systems.analysis.attribution.profile import Profile
@@ -116,7 +116,7 @@ def _text(args: Analyze, sources: Sequence[Source], merges: bool) -> str:
     if not readable:
         for path in (*args.files, *(source.path for source in sources)):
             refuse_other(path, "analyze")
-        raise ConfigError(f"{args.files[0]} contains no trace; give {offered('analyze')}, or a folder of them")
+        raise ConfigError(listed(f"{args.files[0]} contains no trace; give a folder of traces, or", offered("analyze")))
     _refuse_export(args)
     return inventory_text(args, sources)
 

@@ -65,10 +65,10 @@ def suffixes(holds: str | None = None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(end for one in formats() if holds in (None, one.holds) for end in one.suffixes))
 
 
-def offered(command: str) -> str:
-    """Return the formats that a command reads, for a help text or message: `a report of ncu (.ncu-rep), …`."""
+def offered(command: str) -> list[str]:
+    """Return the formats that a command reads, for a help text or message, such as `a report of ncu (.ncu-rep)`."""
     known = sorted((one for one in formats() if one.read and one.command == command), key=lambda one: one.name)
-    return ", ".join(f"{one.title} ({', '.join(one.suffixes)})" for one in known)
+    return [f"{one.title} ({', '.join(one.suffixes)})" for one in known]
 
 
 def recognised(path: Path) -> Format | None:

@@ -7,6 +7,7 @@ import inspect
 import json
 import re
 import sys
+import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +15,7 @@ from typing import Any, TypeGuard, TypeVar
 
 T = TypeVar("T", bound=Callable[..., Any])
 C = TypeVar("C")
+LONGEST_LIST, LIST_WIDTH = 200, 78  # characters of names in the line of a message, and in a line below it
 
 
 class ConfigError(ValueError):
@@ -133,8 +135,19 @@ def one_of(what: str, value: str, known: Iterable[str], meant: Mapping[str, str]
 
 def choices(hint: str, known: Iterable[str]) -> str:
     """Return the remedy for an unknown name: the hint, if there is one, and the valid names."""
-    names = ", ".join(known)
-    return f"{hint} The names are {names}" if hint else f"choose among {names}"
+    return listed(f"{hint} The names are" if hint else "choose among", known)
+
+
+def listed(before: str, names: Iterable[str]) -> str:
+    """Return text that ends with names.
+
+    A message is one line except on a terminal, so that it can be searched for; a long list is wrapped below it.
+    """
+    text = ", ".join(names)
+    if len(text) <= LONGEST_LIST:
+        return f"{before} {text}"
+    lines = textwrap.wrap(text, LIST_WIDTH, break_long_words=False, break_on_hyphens=False)
+    return "\n  ".join([before, *lines])
 
 
 def did_you_mean(value: str, known: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cs_systems.core.formats import TIMELINE, named, offered, recognised, refuse_other, suffixes
-from cs_systems.core.validation import ConfigError
+from cs_systems.core.validation import ConfigError, listed
 
 if TYPE_CHECKING:
     from cs_systems.readers.forms.jobs import Job
@@ -38,7 +38,7 @@ def read(path: Path, process: int | None = None) -> Trace:
             f"{path} is {found.title}, which has no timeline; read it with cs_systems.readers.{found.name}.read"
         )
     if not found or not found.read or found.holds != TIMELINE:
-        raise ConfigError(f"{path} is not a trace; give {offered('analyze')}")
+        raise ConfigError(listed(f"{path} is not a trace; give", offered("analyze")))
     trace: Trace = found.read(path, process)
     return trace
 

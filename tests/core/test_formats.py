@@ -138,7 +138,10 @@ def test_folder_of_records_names_the_report_command(tmp_path: Path, capsys: pyte
     assert f"or read its records with cs-systems report {tmp_path}" in printed
     (folder := tmp_path / "counters.ncu-rep").mkdir()
     assert main(["analyze", str(folder)]) == 2
-    assert f"{folder} contains no trace; give a Chrome trace of torch.profiler (.json, " in capsys.readouterr().err
+    assert (
+        f"{folder} contains no trace; give a folder of traces, or\n  a Chrome trace of torch.profiler (.json, "
+        in capsys.readouterr().err
+    )
 
 
 def test_trace_and_another_file_are_not_compared(files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -140,7 +140,7 @@ def test_recording_of_another_tool_is_refused_whatever_its_name(
 def test_unknown_file_is_refused_with_what_can_be_read(tmp_path: Path) -> None:
     (path := tmp_path / "trace.bin").write_bytes(b"\x7fELF")
     with pytest.raises(
-        ConfigError, match=r"is not a trace; give a Chrome trace of torch.profiler \(.json, .json.gz\), a"
+        ConfigError, match=r"is not a trace; give\n  a Chrome trace of torch.profiler \(.json, .json.gz\), a"
     ):
         read(path)
 

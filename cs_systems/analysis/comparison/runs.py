@@ -53,9 +53,7 @@ class ComparisonRow(TypedDict):
     resolution: Annotated[float | None, Column("finds", "smallest slowdown that this comparison can detect")]
     unseen: Annotated[str | None, Column("not measured", "what the interval leaves out")]
     noise: Annotated[str, Column(note="what the interval is computed from")]
-    apart: Annotated[
-        bool, Column(note="nine in ten samples of a side are over twice as long as nine in ten of the other")
-    ]
+    apart: Annotated[bool, Column(note="whether nine in ten samples of both sides are over a factor of 2 apart")]
     a_peak_bytes: Annotated[int | None, Column("baseline peak")]
     b_peak_bytes: Annotated[int | None, Column("candidate peak")]
     a_step_j: Annotated[float | None, Column("baseline energy")]

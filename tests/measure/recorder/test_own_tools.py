@@ -496,9 +496,10 @@ def test_steps_outside_the_recorded_ones_count_in_the_time_of_the_whole_loop(tmp
         "import torch\n" + waits + "    time.sleep(0.2 if step % 6 == 5 else 0.01)\n", tmp_path, "--steps", "2:6"
     )
     assert done.returncode == 0, done.stderr
-    (line,) = (line for line in done.stderr.splitlines() if line.startswith("whole loop: "))
-    assert line.startswith("whole loop: 23 steps took ")
-    assert ", every 6, in " in line
+    _, line = done.stderr.split("whole loop: ")
+    assert line.startswith("23 steps took ")
+    assert ", every 6, in " in " ".join(line.split())
+    assert max(map(len, line.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("every", [1, 4])
