@@ -27,7 +27,7 @@ from cs_systems.core.display import Displayed, report
 from cs_systems.core.fields import LOOP, Subject
 from cs_systems.core.formats import GZIP_MAGIC, head, refuse_other
 from cs_systems.core.tables import Row as Row
-from cs_systems.core.tables import Table, Tables
+from cs_systems.core.tables import Table, Tables, first_row
 from cs_systems.core.validation import shown
 
 SCHEMA_VERSION = 4  # the only readable schema; scripts/migrate_records.py converts earlier records to it
@@ -519,6 +519,13 @@ def _latest(records: Sequence[RunRecord]) -> list[RunRecord]:
         is_loop = str(record.config.get("workload")).startswith(LOOP)
         latest[(record.key, record.repeat, record.origin) if is_loop and record.origin else number] = record
     return [*latest.values()]
+
+
+def are_of_one_version(a: RunRecord, b: RunRecord) -> bool:
+    """Return whether two records of a cell measured the same code, as far as their hashes tell."""
+    a_ran, b_ran = (first_row(record.results, "ran") for record in (a, b))
+    hashes = [name for name in a_ran if name.endswith("_sha256") and a_ran[name] and b_ran.get(name)]
+    return all(a_ran[name] == b_ran[name] for name in hashes)
 
 
 def in_words(error: Exception) -> str:

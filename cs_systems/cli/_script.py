@@ -88,8 +88,35 @@ class _AtImportOfTorch(importlib.abc.MetaPathFinder):
 
 def main() -> None:
     options, argv = json.loads(sys.argv[1]), sys.argv[2:]
-    with origin.by(options.pop("command", None)):
+    code = {} if "levers" in options else _code_of(argv)
+    with origin.by(options.pop("command", None)), origin.of_code(code):
         _run(options, argv)
+
+
+def _code_of(argv: list[str]) -> dict[str, str]:
+    """Return the path and the hash of the script, with the files of its project that it imports; {} if unreadable."""
+    from cs_systems.core.plugins import code_sha256
+
+    file = _module_file(argv[1]) if argv[0] == "-m" else Path(argv[0])
+    if file is None:
+        return {}
+    try:
+        return {"workload_path": str(file), "workload_sha256": code_sha256(file)}
+    except (OSError, ValueError):
+        return {}
+
+
+def _module_file(name: str) -> Path | None:
+    """Return the file that `-m name` runs, without importing its packages; None if it is not found."""
+    folders: Sequence[str] | None = ["", *sys.path[1:]]
+    file = ""
+    for part in name.split("."):
+        spec = importlib.machinery.PathFinder.find_spec(part, folders)
+        if spec is None:
+            return None
+        folders, file = spec.submodule_search_locations, spec.origin or ""
+    main = Path(folders[0], "__main__.py") if folders else Path(file)
+    return main if main.is_file() else None
 
 
 def _run(options: dict[str, Any], argv: list[str]) -> None:

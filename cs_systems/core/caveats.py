@@ -53,6 +53,7 @@ REMEDIES = {
     "mixed-batches": "compare tokens/s or samples/s, not times; or pad to one length, and drop the last short batch",
     "own-tools": "time the program without them",
     "observed": "time the loop itself with one clock around many steps; use its phases for shares and causes",
+    "edited-script": "record each version into a folder of its own (--out), and compare the folders",
     "own-capture": "leave out these calls, or start the program under nsys yourself",
     "recomputed": "checkpoint fewer blocks where the memory allows it",
     "full-attention": "compare MFU only with runs that count it in full too; is_causal=True makes causality known",
@@ -125,6 +126,12 @@ def observed(own_s: float, step_s: float, boundaries: int) -> Iterator[Caveat]:
 def own_tools(names: Iterable[str]) -> Caveat:
     """Return the caveat for a loop that was timed while the program itself profiled or traced it."""
     return caveat("own-tools", f"timed under the program's own {' and '.join(sorted(names))}, which cost time")
+
+
+def edited_script(records: int) -> Caveat:
+    """Return the caveat for the loop of a script that changed after earlier records of the same loop were written."""
+    what = "ran another version of the script, or of a file that it imports"
+    return caveat("edited-script", f"{counted(records, 'earlier record')} of this loop {what}")
 
 
 def own_capture(calls: int) -> Caveat:

@@ -1,15 +1,16 @@
-"""Command that started this process, in the form for records."""
+"""Command that started this process, and the code of the script that it runs, in the form for records."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from cs_systems.core.printable import command_line
 
 _given: list[str] = []  # commands named by `by`; the innermost is last
+_code: dict[str, str] = {}
 
 
 @contextmanager
@@ -23,6 +24,21 @@ def by(command: str | None) -> Iterator[None]:
         yield
     finally:
         _given.remove(command)
+
+
+@contextmanager
+def of_code(code: Mapping[str, str]) -> Iterator[None]:
+    """Name the code that the records inside this context measure: path and hash, as columns of `ran`."""
+    _code.update(code)
+    try:
+        yield
+    finally:
+        _code.clear()
+
+
+def code() -> dict[str, str]:
+    """Return the path and the hash of the script that this process runs; empty if it runs none."""
+    return {**_code}
 
 
 def command() -> str | None:

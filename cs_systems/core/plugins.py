@@ -282,9 +282,13 @@ def provenance(name: str) -> dict[str, str] | None:
         return None
     source, _, _ = name.rpartition(":")
     path = source_file(source)
-    digests = [_sha256(each.read_bytes()) for each in (path, *projects.imported_files(path))] if path else [""]
-    digest = digests[0] if len(digests) == 1 else _sha256("".join(digests).encode())
-    return {"name": name, "path": source, "sha256": digest}
+    return {"name": name, "path": source, "sha256": code_sha256(path) if path else ""}
+
+
+def code_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, and of the files next to it and of its project that it imports."""
+    digests = [_sha256(each.read_bytes()) for each in (path, *projects.imported_files(path))]
+    return digests[0] if len(digests) == 1 else _sha256("".join(digests).encode())
 
 
 def _sha256(data: bytes) -> str:

@@ -25,7 +25,7 @@ from cs_systems.core.printable import command_line
 from cs_systems.core.tables import Column, Table, first_row
 from cs_systems.core.units import counted
 from cs_systems.formulas.energy import ENERGY, step_j
-from cs_systems.record import Environment, RunRecord
+from cs_systems.record import Environment, RunRecord, are_of_one_version
 
 _SOURCES = tuple(
     name for name, each in FIELDS.items() if each.kind is str and each.field.plugin and each.field.identity
@@ -102,7 +102,8 @@ def compare(
         raise ConfigError(f"phases is {phases!r}; give a list of at least one phase, such as ['step', 'forward']")
     for side, records, path in zip(SIDES, (a, b), paths, strict=True):
         _refuse_untimed(side, records, path)
-    a, b, left_out = _clean(a), _clean(b), list(_left_out(a, b))
+    left_out = list(_left_out(a, b))
+    a, b = (_of_latest_version(_clean(side)) for side in (a, b))
     compared = _compared(a, b)
     left_out += _of_two_workloads(compared)
     cells_a, cells_b = _cells(a, compared), _cells(b, compared)
@@ -220,6 +221,14 @@ def _left_out(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Iterable[str]:
             yield f"left out: {counted(count, 'record')} of the {side} timed under a profiler"
         if count := len(undisturbed(records)) - len(_clean(records)):
             yield f"left out: {counted(count, 'record')} of the {side} with a loss that is NaN or infinite"
+        if count := len(_clean(records)) - len(_of_latest_version(_clean(records))):
+            yield f"left out: {counted(count, 'record')} of the {side} of earlier versions of its code"
+
+
+def _of_latest_version(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """Return the records without those of a cell whose code differs from the code of its latest record."""
+    latest = {record.key: record for record in records}
+    return [record for record in records if are_of_one_version(record, latest[record.key])]
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -459,6 +468,8 @@ def _code(records: Iterable[RunRecord]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = defaultdict(set)
     for record in records:
         ran = first_row(record.results, "ran")
+        if record.subject is Subject.LOOP and (digest := ran.get("workload_sha256")):
+            found[str(record.config["workload"])].add(str(digest))
         for role, names in record.run_config.own_code.items():
             for name, digest in zip(names, str(ran.get(f"{role}_sha256", "")).split(" "), strict=False):
                 if digest:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from cs_systems.config import RunConfig
+from cs_systems.core import caveats, origin
 from cs_systems.core.caveats import Caveat
-from cs_systems.core.tables import Tables
+from cs_systems.core.tables import Tables, first_row
 from cs_systems.core.tracers import tracer
 from cs_systems.machine.environment import environment
 from cs_systems.measure.profilers import rank_file
@@ -17,7 +19,7 @@ from cs_systems.measure.recorder.stages import Stage
 from cs_systems.measure.recorder.subject import Subject
 from cs_systems.measure.runtime.journal import Journal
 from cs_systems.measure.runtime.profiled import prefix, with_profile
-from cs_systems.record import RunRecord, append_record
+from cs_systems.record import Ran, RunRecord, append_record, are_of_one_version
 
 
 class Writer:
@@ -84,9 +86,19 @@ class Writer:
             record = replace(record, artifacts=record.artifacts | here)
         if not self.is_first_rank:
             return
+        record = self._with_code(record)
         if not self.is_left_to_parent(record):
             self.append(record)
         self.records.append(record)
+
+    def _with_code(self, record: RunRecord) -> RunRecord:
+        """Return the record with the hash of the script, and the caveat that the folder has records of another one."""
+        ran = first_row(record.results, "ran")
+        if not ran or not (code := origin.code()):
+            return record
+        record = replace(record, results={**record.results, "ran": [cast(Ran, {**ran, **code})]})
+        others = [r for r in Journal(self.out).done(record.run_config) if not are_of_one_version(r, record)]
+        return with_caveat(record, caveats.edited_script(len(others))) if others else record
 
     def is_left_to_parent(self, record: RunRecord) -> bool:
         """Return whether the parent process writes this record, with the tables of nsys's report."""

@@ -150,7 +150,11 @@ class Journal:
 
     def times_done(self, config: RunConfig) -> int:
         """Return the number of earlier measurements of this cell in this folder."""
-        return sum(r.status in DONE and r.run_config.key() == config.key() for r in self.read()[0])
+        return len(self.done(config))
+
+    def done(self, config: RunConfig) -> list[RunRecord]:
+        """Return the records of earlier measurements of this cell in this folder."""
+        return [r for r in self.read()[0] if r.status in DONE and r.run_config.key() == config.key()]
 
     def stamped(self, record: RunRecord) -> RunRecord:
         """Return the record with its origin: date, command, and the host on request."""

@@ -383,6 +383,22 @@ def test_changed_code_of_own_attention_inputs_or_part_is_a_doubt(role: str) -> N
     assert doubt not in compare(before, same).doubts
 
 
+def test_earlier_version_of_a_script_is_left_out_of_a_comparison() -> None:
+    def run(digest: str, seconds: float, repeat: int = 0) -> RunRecord:
+        config = RunConfig(workload="loop train", rounds=1)
+        ran: Any = [{"workload_sha256": digest}] if digest else [{}]
+        return replace(record(config, seconds, repeat), results={"ran": ran})
+
+    found = compare([run("old", 9.0), run("new", 1.0, 1), run("new", 1.0, 2)], [run("other", 1.0)])
+    assert found.rows[0]["a_median_s"] == pytest.approx(1.0, rel=0.01)
+    assert found.doubts == [
+        "left out: 1 record of the baseline of earlier versions of its code",
+        "the code of loop train differs between baseline and candidate",
+    ]
+    unknown = compare([run("", 1.0), run("new", 1.0, 1)], [run("new", 1.0)])
+    assert unknown.doubts == []
+
+
 def test_cells_of_own_workloads_match_by_name_in_any_folder() -> None:
     def run(folder: str, digest: str, precisions: tuple[str, ...] = ("fp32", "bf16")) -> list[RunRecord]:
         configs = [

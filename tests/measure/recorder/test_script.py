@@ -136,6 +136,35 @@ def test_failing_script_keeps_its_traceback_and_the_record(tmp_path: Path) -> No
     assert record.results["ran"][0]["optimizer"] == "AdamW"
 
 
+def test_run_of_an_edited_script_is_no_repeat_of_the_earlier_one(tmp_path: Path) -> None:
+    (folder := tmp_path / "project").mkdir()
+    script, module = folder / "train.py", folder / "sizes_of_it.py"
+    script.write_text("from sizes_of_it import SIZE\n" + WARNS.replace("Linear(2, 2)", "Linear(2, SIZE)"))
+    words = ["-m", "cs_systems", "run", "--steps", "2:6", "--out", str(tmp_path / "out"), "--", str(script)]
+    for size in (2, 2, 3):
+        module.write_text(f"SIZE = {size}")
+        done = forks.python(*words)
+        assert done.returncode == 0, done.stderr
+    records = read_records(tmp_path / "out")[0]
+    assert [record.repeat for record in records] == [0, 1, 2]
+    first, second, third = (record.results["ran"][0]["workload_sha256"] for record in records)
+    assert first == second != third
+    codes = [{caveat.code for caveat in record.warnings} for record in records]
+    assert ["edited-script" in of_record for of_record in codes] == [False, False, True]
+    said = "2 earlier records of this loop ran another version of the script, or of a file that it imports"
+    assert said in " ".join(done.stderr.split())
+
+
+def test_file_of_a_module_is_found_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (folder := tmp_path / "a_package").mkdir()
+    for name in ("__init__", "__main__", "train"):
+        (folder / f"{name}.py").write_text("raise SystemExit('it was imported')")
+    found = [_script._module_file(name) for name in ("a_package", "a_package.train", "a_package.other", "no_package")]
+    assert found[2:] == [None, None]
+    assert [file and file.resolve() for file in found[:2]] == [folder / "__main__.py", folder / "train.py"]
+
+
 WARNS = """
 import torch
 model = torch.nn.Linear(2, 2)
