@@ -141,7 +141,7 @@ def test_own_model_takes_the_place_of_the_built_in() -> None:
     {
         "flash_forward --model mine:LM": "flash_forward has no model; leave out --model",
         "flash_foward": "unknown task 'flash_foward'; did you mean flash_forward or ",
-        "foo": "unknown task 'foo'; choose among\n  benchmarking_script, nsys_profile, mixed_precision_accumulation,\n  ",
+        "foo": "unknown task 'foo'; choose among\n  benchmarking_script, nsys_profile, mixed_precision_accumulation,\n",
         "naive_ddp --full": "the handout's size needs 2 GPUs, and this is a CPU; leave out --full",
         "flash_forward --size tiny": "flash_forward has no model; leave out --size",
         "flash_forward --code no.py:f --dry-run": "file 'no.py' (from 'no.py:f') does not exist; correct the path",
