@@ -102,23 +102,38 @@ def say(line: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def announce(situation: Situation, levers: Mapping[str, Lever], budget: str, start: str) -> list[ToTryRow]:
-    """Print what will be tried, how long it may take, and how much disk space it takes; return what will be tried."""
+def announce(
+    situation: Situation, levers: Mapping[str, Lever], budget: str, start: str, *, is_answer: bool
+) -> list[ToTryRow]:
+    """Print what will be tried, how long it may take, and how much disk space it takes; return what will be tried.
+
+    is_answer: print it to standard output, because the command runs nothing.
+    """
     from cs_systems.advise.judge import MANY_PAIRS
     from cs_systems.advise.lever import proposals
     from cs_systems.advise.search import planned
 
     rows: list[ToTryRow] = [{"lever": one.lever, "change": one.words} for one in planned(situation, levers)]
     options = [f"{row['lever']} ({row['change']})" for row in rows]
-    say(f"start: {start} on {situation.environment.device_name}")
+    tell = _print if is_answer else say
+    tell(f"start: {start} on {situation.environment.device_name}")
     reasons = [found for found in proposals(situation, levers) if isinstance(found, tuple)]
     nothing = f"nothing, because no lever applies: {'; '.join(f'{name} ({why})' for name, why in reasons)}"
-    say(f"to try: {'; '.join(options) or nothing}")
-    say(
+    tell(f"to try: {'; '.join(options) or nothing}")
+    tell(
         f"at most {budget}, each option 1 to {2 * MANY_PAIRS} processes; later options follow from those that are "
         f"kept; about {human(RECORD_BYTES, 'bytes')} of records per process"
     )
     return rows
+
+
+def _print(line: str) -> None:
+    """Print a sentence of the answer to standard output."""
+    from cs_systems.cli._output import terminal_width
+    from cs_systems.report.tables.formats import text_width
+
+    width = text_width(terminal_width())
+    print(textwrap.fill(plain(line), width, subsequent_indent="  ", break_on_hyphens=False))
 
 
 def print_answer(answer: Answer) -> None:
@@ -136,7 +151,7 @@ def print_answer(answer: Answer) -> None:
     if answer.others:
         print_table(OTHERS, answer.others)
     for line in _lines(answer):
-        print(textwrap.fill(plain(line), width, subsequent_indent="  ", break_on_hyphens=False))
+        _print(line)
 
 
 def print_report(folder: Path) -> None:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 GOALS = ("time", "memory", "energy", "tokens-per-joule")
 KEEPS = ("training", "strict")
+OUT = "runs/TIME-advise; of a script, a temporary folder"
 WINDOW_S = 1.5  # least time of a round's steps if energy is the goal, because NVML's counter needs a second
 OF_SCRIPTS = ("warmup", "steps")  # options of a measurement that also apply to a script
 
@@ -79,7 +80,7 @@ class Advise:
     dry_run: Annotated[bool, flag("print the options that would be tried, and run nothing")] = False
     out: Annotated[
         MaybePath,
-        optional("DIR", "folder for the records; if it has records, the search is resumed", "runs/TIME-advise"),
+        optional("DIR", "folder for the records; if it has records, the search is resumed", OUT),
     ] = None
     fresh: Annotated[bool, flag("rename the folder's old records, and measure everything again")] = False
     record_host: RecordHost = False
@@ -167,7 +168,7 @@ def _search(args: Advise, start: RunConfig, budget_s: float, limit_bytes: int | 
     if of_scripts := [name for name in args.levers if every[name].options is None]:
         raise ConfigError(f"{', '.join(of_scripts)}: for scripts only; give the script after --")
     levers = {name: lever for name, lever in every.items() if lever.options and name in (args.levers or every)}
-    to_try = announce(situation, levers, args.budget, describe(start))
+    to_try = announce(situation, levers, args.budget, describe(start), is_answer=args.dry_run)
     if args.dry_run:
         add(document.table(TO_TRY, to_try))
         return 0
