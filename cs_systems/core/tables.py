@@ -109,8 +109,9 @@ class Column:
     width of the other columns on a terminal; texts longer than the remaining width are shortened. own_unit: whether
     each cell has its own unit. form: the format of a number, for `format()`; "" for three digits in the best unit, or
     all digits of a whole number, with separated thousands if it is a count. drop: 0 if every terminal shows it; of the
-    others, a narrow terminal drops the lowest first. signed: whether a number may be negative. meaning: its description
-    in a schema, where no note is needed below a table.
+    others, a narrow terminal drops the lowest first. wraps: whether a long word may be names joined by +, between which
+    a line may end. signed: whether a number may be negative. meaning: its description in a schema, where no note is
+    needed below a table.
     """
 
     heading: str = ""
@@ -119,6 +120,7 @@ class Column:
     own_unit: bool = False
     form: str = ""
     drop: int = 0
+    wraps: bool = False
     signed: bool = False
     meaning: str = ""
 

@@ -25,7 +25,7 @@ class TrialRow(TypedDict):
     """
 
     lever: str
-    change: Annotated[str, Column(beside=50)]
+    change: Annotated[str, Column(wraps=True)]
     status: str
     expected_s: Annotated[float | None, Column("expected")]
     step_s: Annotated[float | None, Column("step")]
@@ -38,7 +38,7 @@ class TrialRow(TypedDict):
     gain_high: Annotated[float | None, Column("high", drop=1)]
     processes: int
     took_s: float | None
-    numbers: Annotated[str, Column("numbers", beside=60)]
+    numbers: str
     code: str
     reason: str
 

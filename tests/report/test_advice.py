@@ -64,6 +64,19 @@ def test_reasons_of_rejected_options_wrap_and_stay_whole_at_80_columns() -> None
     heading = next(line for line in lines if line.startswith("change"))
     printed = " ".join(line[heading.index("reason") :].strip() for line in lines)
     assert all(reason in printed for reason in REASONS), printed
+    assert {*change.split()} <= {*" ".join(lines).split()}, "it wraps, too"
+
+
+def test_names_of_parts_and_levers_stay_whole_at_80_columns() -> None:
+    advice = read(ROOT / "profiles" / "advise")
+    assert advice is not None
+    for table, rows in advice.tables:
+        printed = render_table(table, rows, width=80)
+        assert max(map(len, printed.splitlines())) <= 80
+        words = {*printed.split()}
+        for row in rows:
+            assert {*row["change"].replace("+", " ").split()} <= words
+            assert table is OTHERS or {*row["lever"].split()} <= words
 
 
 def test_answer_of_a_search_that_kept_no_code_is_read(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from cs_systems.core.tables import Row
 from cs_systems.report.frame_cells import FIELD_COLUMNS
 from cs_systems.report.tables import document
 from cs_systems.report.tables.columns import UNKNOWN, Column, spans_units, text
+from cs_systems.report.tables.fitting import WRAP_WIDTH
 from cs_systems.report.tables.formats import DEFAULT_WIDTH, FORMATS
 from cs_systems.report.tables.table import Table
 
@@ -84,6 +85,9 @@ def render_table(
         for name in declared.titles
         if rows and declared.columns[name].beside
     }
+    if format in ("terminal", "html"):
+        wrapping = [name for name in declared.titles if declared.columns[name].wraps]
+        short |= {name: {row[name]: _with_breaks(row[name]) for row in rows} for name in wrapping}
     made = table_of(declared, rows, notes, alike, short)
     if not is_explained:
         made = replace(made, columns=tuple(replace(column, legend="") for column in made.columns))
@@ -170,6 +174,11 @@ def _shorter(column: str, rows: Sequence[Row], room: int) -> dict[Any, str]:
     change = changes.get(column, str)
     given = {row[column]: change(row[column]) for row in rows if row[column] is not None}
     return dict(zip(given, shortened([*given.values()], room), strict=True))
+
+
+def _with_breaks(text: str) -> str:
+    """Return the text with spaces around the + of words that are longer than a narrow column."""
+    return " ".join(word.replace("+", " + ") if len(word) > WRAP_WIDTH else word for word in text.split(" "))
 
 
 def _written(table: Table, format: str, width: int | None, color: bool) -> str:
