@@ -142,6 +142,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "small-operators": ("small-operators",),
     "small-grids": ("low-occupancy",),
     "sparse-factors": ("slow-products",),
+    "unread-rows": ("unused-outputs",),
     "start-up": ("start-up",),
     "straggler": ("straggler",),
     "tensor-copies": ("needless-copies",),

@@ -468,6 +468,18 @@ class ProductOrderRow(TypedDict):
     other_s: float  # in the other order
 
 
+class UnreadRowsRow(TypedDict):
+    """Linear layer with a result of which few rows get a gradient, on a CPU."""
+
+    layer: str  # its name
+    rows: int
+    read: int  # of these rows, at most: those with a gradient
+    products: int  # such products in a step
+    steps: int
+    time_s: float  # of these products per step, measured apart from the loop
+    read_s: float  # with the rows that are read
+
+
 class SparseFactorRow(TypedDict):
     """Constant factor of products of which hardly any number differs from 0, as a dense matrix, on a CPU."""
 
@@ -737,6 +749,7 @@ REPEATED_MODULES = Table("repeated_modules", RepeatedModulesRow, "calls of modul
 ONE_HOT = Table("one_hot_products", OneHotRow, "linear layers that multiply one-hot rows")
 REPEATED_ROWS = Table("repeated_rows", RepeatedRowsRow, "rows that are looked up for each part of a batch")
 PRODUCT_ORDERS = Table("product_orders", ProductOrderRow, "products of three matrices in the costlier order")
+UNREAD_ROWS = Table("unread_rows", UnreadRowsRow, "rows of layers' results without a gradient")
 SPARSE_FACTORS = Table("sparse_factors", SparseFactorRow, "constant matrices of zeros that products multiply")
 SAMPLES_AS_TIME = Table("samples_as_time", SamplesAsTimeRow, "recurrent layers that walk over the samples of a batch")
 DROPPED_GRADIENTS = Table(

@@ -270,6 +270,11 @@ def through_views(node: Any) -> Any:
     return node
 
 
+def is_weight_of_a_layer(node: Any) -> bool:
+    """Return whether a factor is the transpose of a parameter, as in a linear layer."""
+    return node.name().startswith("TBackward") and hasattr(through_views(node), "variable")
+
+
 def uses_of_leaves(roots: Any) -> Counter[int]:
     """Return how often operators below the roots of a backward pass use each leaf, by its `id`."""
     following = (each for node in nodes_below(roots) for each, _ in node.next_functions if each is not None)

@@ -70,6 +70,7 @@ from cs_systems.measure.recorder.subject import Subject
 from cs_systems.measure.recorder.threads import Threads
 from cs_systems.measure.recorder.tracker import Tracker
 from cs_systems.measure.recorder.training import Training
+from cs_systems.measure.recorder.unread_rows import UnreadRows
 from cs_systems.measure.recorder.unregistered import Unregistered
 from cs_systems.measure.recorder.versions import Updates
 from cs_systems.measure.recorder.watch import LEAST_SAMPLED, Watch
@@ -150,7 +151,7 @@ class Recording:
             SlowSettings(of), PairedTargets(), InputGradients(of), Energy(of), OtherThreads(of), self._mode,
             self._loaded, RandomDraws(tracker, hidden, compiled), EmptyClipping(tracker), RepeatedRows(of, compiled),
             CutSamples(of, tracker), Covariances(of, tracker, compiled), ProductOrders(of, compiled),
-            SparseFactors(of, compiled), SameDerivatives(), DistributionChecks(tracker),
+            SparseFactors(of, compiled), UnreadRows(of, compiled), SameDerivatives(), DistributionChecks(tracker),
             FusedUpdates(of), Denormals(hidden), SingleElements(tracker, compiled),
         ]  # fmt: skip
         if self._writer.meeting is not None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cs_systems.analysis.comparison.loop_findings import SPARSE_FACTORS, SparseFactorRow
-from cs_systems.measure.recorder.graph_size import nodes_below, through_views
+from cs_systems.measure.recorder.graph_size import is_weight_of_a_layer, nodes_below
 from cs_systems.measure.recorder.operator_times import compared_s
 from cs_systems.measure.recorder.warmup_graphs import WarmupGraphs
 
@@ -77,7 +77,7 @@ class SparseFactors(WarmupGraphs[_Product]):
             (left, of_left), (right, of_right) = _FACTORS[name]
             following = [each for each, _ in node.next_functions]
             is_left = following[left] is None
-            if is_left == (following[right] is None) or (is_left and _is_weight_of_a_layer(following[right])):
+            if is_left == (following[right] is None) or (is_left and is_weight_of_a_layer(following[right])):
                 continue
             matrix = _matrix(getattr(node, f"_saved_{of_left if is_left else of_right}"))
             if matrix is None or not self._is_sparse(key := _key(matrix), matrix):
@@ -118,11 +118,6 @@ class SparseFactors(WarmupGraphs[_Product]):
             "time_s": sum(counts[each] * times[each][0] for each in products),
             "sparse_s": sum(counts[each] * times[each][1] for each in products),
         }
-
-
-def _is_weight_of_a_layer(node: Any) -> bool:
-    """Return whether a factor is the transpose of a parameter, as in a linear layer."""
-    return node.name().startswith("TBackward") and hasattr(through_views(node), "variable")
 
 
 def _matrix(factor: Any) -> Tensor | None:

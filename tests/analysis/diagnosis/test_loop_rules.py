@@ -131,6 +131,7 @@ FUSED = {"optimizer": "AdamW", "parameters": 124, "tried": 124, "updates": 1.0, 
          "low_share": 0.18, "high_share": 0.25, "rounds": 15}  # fmt: skip
 ZEROS = {"rows": 1300, "columns": 1300, "nonzeros": 11_634, "products": 3, "steps": 3, "time_s": 0.05,
          "sparse_s": 0.01}  # fmt: skip
+UNREAD = {"layer": "Net.head", "rows": 1600, "read": 64, "products": 1, "steps": 3, "time_s": 0.05, "read_s": 0.01}
 ONE_HOT = {"module": "Net.first", "width": 3_000, "nonzeros": 1, "is_ones": True, "rows": 300, "steps": 3,
            "of_steps": 3, "time_s": 0.01, "share": 0.5, "backward_ratio": 1.5, "elements_share": 0.5,
            "function": "Net.forward", "place": "train.py:9"}  # fmt: skip
@@ -344,6 +345,13 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         "60% of the step is the optimizer, AdamW with several operators for each of 124 parameters; fused updates of "
         "copies took 20% of the time: pass fused=True to torch.optim.AdamW; measured: 52 ms (41 … 70) instead of "
         "100 ms",
+    ),
+    "unread-rows": (
+        loop({"unread_rows": [UNREAD], "inner_lines": [inner("Net.forward", 8, 0.001, source="return self.head(x)")]}),
+        None,
+        "about 50% of the step is Net.head for 1,600 rows, of which the loss gives 64 a gradient; for these alone it "
+        "takes 20% of the time (Net.forward() at train.py:8): pick these rows before Net.head instead of after it, "
+        "unless something else uses the others",
     ),
     "sparse-factors": (
         loop({"sparse_factors": [ZEROS], "inner_lines": [inner("Layer.forward", 8, 0.001, source="return a @ x")]}),
@@ -579,6 +587,16 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "repeated-rows: a tenth of the step": (
         {"repeated_rows": [SAME_ROWS | {"backward_s": 0.00666}]},
         {"repeated_rows": [SAME_ROWS | {"backward_s": 0.00667}]},
+    ),
+    "unread-rows: a tenth of the step": (
+        {"unread_rows": [UNREAD | {"time_s": 0.0199}]}, {"unread_rows": [UNREAD | {"time_s": 0.0201}]},
+    ),
+    "unread-rows: hardly longer than the phases": (
+        {"unread_rows": [UNREAD | {"time_s": 0.231}]}, {"unread_rows": [UNREAD | {"time_s": 0.229}]},
+    ),
+    "unread-rows: faster with the rows that are read": (
+        {"unread_rows": [UNREAD | {"read_s": 0.05}, UNREAD | {"time_s": 0.0199}]},
+        {"unread_rows": [UNREAD | {"read_s": 0.05}, UNREAD | {"time_s": 0.0201}]},
     ),
     "sparse-factors: a tenth of the step": (
         {"sparse_factors": [ZEROS | {"time_s": 0.0199}]}, {"sparse_factors": [ZEROS | {"time_s": 0.0201}]},
@@ -994,6 +1012,13 @@ def test_rows_with_several_numbers_are_looked_up_in_an_embedding_bag(
     assert words in found.cause
     assert found.remedy.startswith('look the rows of its weight up: nn.EmbeddingBag(mode="sum")')
     assert found.remedy.endswith(f"{remedy}; add its bias to the result")
+
+
+def test_further_layers_with_unread_rows_are_counted() -> None:
+    (found,) = causes(loop({"unread_rows": [UNREAD | {"layer": "Net.other", "time_s": 0.02}, UNREAD]}))
+    assert "is Net.head for 1,600 rows" in found.cause
+    assert "a gradient; 1 more such layer; for" in found.cause
+    assert found.where == ""
 
 
 def test_further_constant_matrices_are_counted() -> None:
