@@ -10,13 +10,14 @@ The layer is timed after the last step, with all rows and with those that are re
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from statistics import median
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cs_systems.analysis.comparison.loop_findings import UNREAD_ROWS, UnreadRowsRow
 from cs_systems.measure.recorder.graph_size import inputs_first, is_weight_of_a_layer, through_views
@@ -33,7 +34,7 @@ _OF_ELEMENTS = ("Relu", "Gelu", "Tanh", "Sigmoid", "Silu", "Dropout", "Mul", "Ad
 
 
 class _Layer(NamedTuple):
-    """Linear layer with a result of which rows are not read. name: of its weight."""
+    """Linear layer with a result of which rows are not read."""
 
     name: str
     inner: int
@@ -78,16 +79,18 @@ class UnreadRows(WarmupGraphs[_Layer]):
         weight = through_views(operands[1]).variable
         if read > MOST_READ * rows or (name := self._name_of(weight)) is None:
             return None
-        return _Layer(name, weight.shape[1], outer, weight.dtype, operands[0] is not None), rows, read
+        return _Layer(name, weight.shape[1], outer, node._input_metadata[0].dtype, operands[0] is not None), rows, read
 
     def _name_of(self, weight: Tensor) -> str | None:
-        names = (
-            f"{type(model).__name__}.{name}"
-            for model in self._subject.models
-            for name, each in model.named_parameters()
-            if each is weight
-        )
-        return next(names, None)
+        """Return the name of the nn.Linear with this weight, else of the weight; a head may share an embedding's."""
+        for model in self._subject.models:
+            layers = (
+                name for name, each in model.named_modules() if isinstance(each, nn.Linear) and each.weight is weight
+            )
+            weights = (name for name, each in model.named_parameters() if each is weight)
+            if (name := next(itertools.chain(layers, weights), None)) is not None:
+                return f"{type(model).__name__}.{name}" if name else type(model).__name__
+        return None
 
     def _step_ends(self) -> None:
         for layer, rows, read in filter(None, self._products.values()):
@@ -105,7 +108,7 @@ class UnreadRows(WarmupGraphs[_Layer]):
         rows, read = (round(median(counts)) for counts in zip(*self._rows[layer], strict=True))
         time_s, read_s = _times_s(layer, rows, read)
         return {
-            "layer": layer.name.removesuffix(".weight"),
+            "layer": layer.name,
             "rows": rows,
             "read": read,
             "products": products,

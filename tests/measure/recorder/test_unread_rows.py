@@ -128,6 +128,34 @@ def test_a_layer_that_picks_before_it_computes_gives_no_row() -> None:
     assert rows(entropy, model=Picks()) == []
 
 
+def test_layer_that_shares_its_weight_has_its_own_name() -> None:
+    class Tied(Scores):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a_table = nn.Embedding(ITEMS, WIDTH)
+            self.a_table.weight = self.head.weight
+
+    (row,) = rows(READ["last"][0], model=Tied())
+    assert row["layer"] == "Tied.head"
+
+
+def test_weight_without_a_layer_is_named() -> None:
+    class Own(Scores):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return functional.linear(self.body(inputs), self.scores)
+
+    model = Own()
+    model.scores = nn.Parameter(torch.randn(ITEMS, WIDTH))
+    (row,) = rows(READ["last"][0], model=model)
+    assert row["layer"] == "Own.scores"
+
+
+def test_layer_in_bf16_is_measured_in_bf16() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        (row,) = rows(lambda scores: entropy(scores[:, -1].float()))
+    assert row["read"] == SAMPLES
+
+
 def test_a_product_of_two_results_is_no_layer() -> None:
     class Own(Scores):
         def forward(self, inputs: Tensor) -> Tensor:
