@@ -123,7 +123,7 @@ def test_hostile_names_are_escaped_in_the_page(
 
 
 @pytest.mark.usefixtures("tables_made_once")
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", sorted({*FORMATS} - {"html"}))
 @pytest.mark.parametrize("run", RUNS)
 def test_hostile_names_are_escaped_in_every_command_and_format(
     run: str, format: str, runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
@@ -184,7 +184,7 @@ def test_progress_with_hostile_names_is_printable_lines(kind: str) -> None:
             assert line[:-1].isprintable()
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", sorted({*FORMATS} - {"html"}))
 @pytest.mark.parametrize("kind", NAMES)
 def test_hostile_names_in_tables_and_paragraphs_are_escaped(kind: str, format: str) -> None:
     name = NAMES[kind]
