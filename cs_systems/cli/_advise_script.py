@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,13 @@ from cs_systems.core.printable import command_line, plain, visible
 
 MAY_FORK = sys.platform == "linux"
 OF_PATCH = 0.2  # share of the budget for the diff in a copy of the folder, with --apply-patch
+VERSION = "version.txt"  # file in the folder of a search with the hash of the script's files
 
 if TYPE_CHECKING:
     from cs_systems.advise.answer import Answer
     from cs_systems.advise.scripts import ScriptBench
     from cs_systems.advise.search import Search
+    from cs_systems.advise.sources import Source
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ def searched(asked: Asked) -> int:
         add(document.table(TO_TRY, to_try))
         return 0
     folder = asked.out or Path(tempfile.mkdtemp(prefix=f"cs-systems-advise-{script.stem}-"))
+    check_version(folder, files)
     before = git_status(folder)
     recorder = {"name": titles(words)[1], "stop": True, "profile": "none"}
     options = recorder | {"warmup": asked.warmup, "steps": asked.steps}
@@ -106,6 +110,20 @@ def searched(asked: Asked) -> int:
         if changed := changed_files(before, git_status(folder)):
             say(f"the script itself changed files of this repository: {' '.join(changed)}")
     return 0
+
+
+def check_version(folder: Path, files: Sequence[Source]) -> None:
+    """Write the hash of the script's files into the folder. Raises ConfigError if its trials are of other files."""
+    digest = sha256("".join(each.text for each in files).encode()).hexdigest()
+    file = folder / VERSION
+    is_measured = any(folder.glob("*/records.jsonl"))
+    if is_measured and file.exists() and file.read_text().strip() != digest:
+        raise ConfigError(
+            f"the trials in {folder} are of another version of the script or of a module that it imports; "
+            "choose another --out, or undo the edit"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"{digest}\n")
 
 
 def recording_command(launcher: Sequence[str], options: Mapping[str, Any], words: Sequence[str]) -> list[str]:

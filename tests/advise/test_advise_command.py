@@ -7,8 +7,11 @@ import pytest
 
 from cs_systems.advise.answer import ENDED, Answer, row_of
 from cs_systems.advise.lever import ScriptPlan
+from cs_systems.advise.sources import Source
 from cs_systems.cli import main
 from cs_systems.cli._advice import print_continuation
+from cs_systems.cli._advise_script import check_version
+from cs_systems.config import ConfigError
 from cs_systems.core import origin
 from cs_systems.record import read_records
 
@@ -76,6 +79,20 @@ def test_checks_of_the_built_in_model_are_refused_for_a_workload(
     assert main(["advise", "--workload", "mine.py:factory", "--out", str(tmp_path / "new"), *words]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "new").exists()
+
+
+def test_search_of_an_edited_script_is_not_resumed(tmp_path: Path) -> None:
+    folder, script = tmp_path / "out", tmp_path / "train.py"
+    first, edited = (Source(script, f"print({number})") for number in range(2))
+    for one in (first, first, edited):  # nothing was measured yet
+        check_version(folder, [one])
+    (folder / "start-0").mkdir()
+    (folder / "start-0" / "records.jsonl").touch()
+    check_version(folder, [edited])
+    with pytest.raises(
+        ConfigError, match=r"are of another version of the script or of a module .*choose another --out"
+    ):
+        check_version(folder, [first])
 
 
 def test_dry_run_without_a_lever_that_applies_says_why(capsys: pytest.CaptureFixture[str]) -> None:
