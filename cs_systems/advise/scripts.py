@@ -353,7 +353,8 @@ def _why_missing(folder: Path) -> str:
     errors = [match[1] for line in lines if (match := ERROR.match(line)) and OF_LAUNCHER not in line]
     if errors:
         return plain(errors[-1])[:MOST_SHOWN]
-    records = read_records(folder)[0] if records_path(folder).exists() else []
+    left = [each for each in (folder, folder / SAMPLED) if records_path(each).exists()]
+    records = [record for each in left for record in read_records(each)[0]]
     if reason := next((record.reason for record in records if record.reason), None):
         return plain(OF_RUN.sub(_as_options, reason))[:MOST_SHOWN]
     if not lines:

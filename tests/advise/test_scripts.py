@@ -32,7 +32,7 @@ from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import plugins
 from cs_systems.core.caveats import Caveat
 from cs_systems.measure.runtime.program import script_command
-from cs_systems.record import Measurement, Origin, RunRecord, Sample, read_records
+from cs_systems.record import Measurement, Origin, RunRecord, Sample, append_record, read_records
 from tests import forked_python, forks
 from tests.advise.test_search import CPU, GPU
 
@@ -142,6 +142,14 @@ def test_a_lever_takes_the_place_of_another() -> None:
 def test_reason_of_a_script_that_cannot_be_measured_is_its_own_error(log: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "log.txt").write_text(log)
     assert scripts._why_missing(tmp_path) == reason
+
+
+@pytest.mark.parametrize("of_record", ["", scripts.SAMPLED])
+def test_reason_in_the_record_of_a_process_is_told(of_record: str, tmp_path: Path) -> None:
+    (tmp_path / "log.txt").touch()
+    (folder := tmp_path / of_record).mkdir(exist_ok=True)
+    append_record(folder, RunRecord("k", RunConfig().to_dict(), "error", reason="the loop ended; give --steps 1:3"))
+    assert scripts._why_missing(tmp_path) == "the loop ended; give --warmup 1 --steps 2"
 
 
 SHORT = """import torch
