@@ -58,6 +58,7 @@ SAMPLE = (  # fast cases, for a test
 TOOL = ("-m", "cs_systems")
 
 CODES: dict[str, tuple[str, ...]] = {
+    "activation-formulas": ("elementwise-chain",),
     "anomaly-detection": ("anomaly-detection",),
     "autotuning": ("autotuning",),
     "batch-preparation": ("data-loading", "host-python"),

@@ -480,6 +480,18 @@ class UnreadRowsRow(TypedDict):
     read_s: float  # with the rows that are read
 
 
+class ActivationFormulaRow(TypedDict):
+    """Activation that is computed by a formula of several operators where torch has one, on a CPU."""
+
+    activation: str  # torch's operator, as a call
+    operators: int  # of the formula
+    elements: int  # of the tensor
+    calls: int  # in a step
+    steps: int
+    time_s: float  # of these formulas per step, forward and backward, measured apart from the loop
+    one_s: float  # with torch's operator
+
+
 class SparseFactorRow(TypedDict):
     """Constant factor of products of which hardly any number differs from 0, as a dense matrix, on a CPU."""
 
@@ -750,6 +762,7 @@ ONE_HOT = Table("one_hot_products", OneHotRow, "linear layers that multiply one-
 REPEATED_ROWS = Table("repeated_rows", RepeatedRowsRow, "rows that are looked up for each part of a batch")
 PRODUCT_ORDERS = Table("product_orders", ProductOrderRow, "products of three matrices in the costlier order")
 UNREAD_ROWS = Table("unread_rows", UnreadRowsRow, "rows of layers' results without a gradient")
+ACTIVATION_FORMULAS = Table("activation_formulas", ActivationFormulaRow, "activations that are written as formulas")
 SPARSE_FACTORS = Table("sparse_factors", SparseFactorRow, "constant matrices of zeros that products multiply")
 SAMPLES_AS_TIME = Table("samples_as_time", SamplesAsTimeRow, "recurrent layers that walk over the samples of a batch")
 DROPPED_GRADIENTS = Table(

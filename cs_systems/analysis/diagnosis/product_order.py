@@ -60,12 +60,13 @@ def saved(evidence: Evidence, times_s: Sequence[tuple[float, float]]) -> Saving 
     return None if takes < NOTABLE * evidence.step_s else Saving(lasted_s, takes, other_s / measured_s)
 
 
-def place_of_products(evidence: Evidence) -> str:
-    """Return the line with the most time among those with a product, if they are all in one function."""
+def place_of_products(evidence: Evidence, named: re.Pattern[str] = _PRODUCT) -> str:
+    """Return the line with the most time among those with a product, if they are all in one function.
+
+    named: the pattern of such lines, for other operators.
+    """
     phases = {Phase.FORWARD.value, Phase.LOSS.value}
-    lines = [
-        row for row in INNER_LINES.of(evidence.tables) if row["phase"] in phases and _PRODUCT.search(row["source"])
-    ]
+    lines = [row for row in INNER_LINES.of(evidence.tables) if row["phase"] in phases and named.search(row["source"])]
     if len({(row["function"], row["place"].partition(":")[0]) for row in lines}) != 1:
         return ""
     line = max(lines, key=lambda row: row["time_s"])

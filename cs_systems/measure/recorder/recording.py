@@ -27,6 +27,7 @@ from cs_systems.instrument.annotate import hidden_from_modes
 from cs_systems.instrument.compiler import Observation
 from cs_systems.instrument.probes import Probes
 from cs_systems.measure.recorder import _again, _result, hooks
+from cs_systems.measure.recorder.activation_formulas import ActivationFormulas
 from cs_systems.measure.recorder.anomaly import Anomaly
 from cs_systems.measure.recorder.calls import Calls
 from cs_systems.measure.recorder.covariances import Covariances
@@ -151,8 +152,8 @@ class Recording:
             SlowSettings(of), PairedTargets(), InputGradients(of), Energy(of), OtherThreads(of), self._mode,
             self._loaded, RandomDraws(tracker, hidden, compiled), EmptyClipping(tracker), RepeatedRows(of, compiled),
             CutSamples(of, tracker), Covariances(of, tracker, compiled), ProductOrders(of, compiled),
-            SparseFactors(of, compiled), UnreadRows(of, compiled), SameDerivatives(), DistributionChecks(tracker),
-            FusedUpdates(of), Denormals(hidden), SingleElements(tracker, compiled),
+            SparseFactors(of, compiled), UnreadRows(of, compiled), ActivationFormulas(of, compiled), SameDerivatives(),
+            DistributionChecks(tracker), FusedUpdates(of), Denormals(hidden), SingleElements(tracker, compiled),
         ]  # fmt: skip
         if self._writer.meeting is not None:
             replicas = Replicas()

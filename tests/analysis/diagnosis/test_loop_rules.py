@@ -127,6 +127,8 @@ SAME_ROWS = {"tensor": "Net.table", "shape": "225 × 12", "index": "16 × 64 × 
              "steps": 3, "forward_s": 0.004, "backward_s": 0.016}  # fmt: skip
 ORDER = {"batches": 4, "rows": 640, "inner": 12, "summed": 640, "width": 12, "products": 2, "steps": 3,
          "flops_share": 0.02, "time_s": 0.05, "other_s": 0.001}  # fmt: skip
+FORMULA = {"activation": "F.gelu(x, approximate='tanh')", "operators": 8, "elements": 65_536, "calls": 2, "steps": 3,
+           "time_s": 0.05, "one_s": 0.005}  # fmt: skip
 FUSED = {"optimizer": "AdamW", "parameters": 124, "tried": 124, "updates": 1.0, "time_s": 0.05, "fused_share": 0.2,
          "low_share": 0.18, "high_share": 0.25, "rounds": 15}  # fmt: skip
 ZEROS = {"rows": 1300, "columns": 1300, "nonzeros": 11_634, "products": 3, "steps": 3, "time_s": 0.05,
@@ -359,6 +361,14 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         "about 50% of the step is 3 products with a constant matrix of 1,300 × 1,300, of which 0.7% of the numbers are "
         "not 0; sparse products take 20% of the time (Layer.forward() at train.py:8): make it a sparse tensor once "
         "(matrix.to_sparse().coalesce(), torch.sparse.mm), or gather and add along its entries (index_add)",
+    ),
+    "activation-formulas": (
+        loop({"activation_formulas": [FORMULA],
+              "inner_lines": [inner("Gelu.forward", 8, 0.001, source="return 0.5 * x * (1 + torch.tanh(y))")]}),
+        None,
+        "about 50% of the step is an activation as a formula of 8 operators, 2 times in a step; the single operator "
+        "takes 10% of the time (Gelu.forward() at train.py:8): use F.gelu(x, approximate='tanh'), which gives the same "
+        "but for rounding; in a configuration of transformers, gelu_pytorch_tanh in place of gelu_new or gelu_fast",
     ),
     "product-order": (
         loop({"product_orders": [ORDER], "inner_lines": [inner("Attention.forward", 8, 0.001, source="m = w @ v")]}),
@@ -607,6 +617,17 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "sparse-factors: faster as sparse ones": (
         {"sparse_factors": [ZEROS | {"sparse_s": 0.05}, ZEROS | {"time_s": 0.0199}]},
         {"sparse_factors": [ZEROS | {"sparse_s": 0.05}, ZEROS | {"time_s": 0.0201}]},
+    ),
+    "activation-formulas: a tenth of the step": (
+        {"activation_formulas": [FORMULA | {"time_s": 0.0149}]},
+        {"activation_formulas": [FORMULA | {"time_s": 0.0151}]},
+    ),
+    "activation-formulas: hardly longer than the phases": (
+        {"activation_formulas": [FORMULA | {"time_s": 0.231}]}, {"activation_formulas": [FORMULA | {"time_s": 0.229}]},
+    ),
+    "activation-formulas: faster as one operator": (
+        {"activation_formulas": [FORMULA | {"one_s": 0.05}, FORMULA | {"time_s": 0.0149}]},
+        {"activation_formulas": [FORMULA | {"one_s": 0.05}, FORMULA | {"time_s": 0.0151}]},
     ),
     "product-order: a tenth of the step": (
         {"product_orders": [ORDER | {"time_s": 0.0109}]}, {"product_orders": [ORDER | {"time_s": 0.0111}]},
@@ -1368,6 +1389,17 @@ def test_part_of_the_loss_is_not_done_less_often_whatever_its_name() -> None:
         "60% of the step is the script's own Python: Policy.evaluate() at train.py:8, MultivariateNormal (50%): make "
         "it faster, or, if it prepares data, move it into the workers of a data loader; the loss is computed from its"
     )
+
+
+def test_bound_of_a_part_of_the_loss_leaves_no_backward() -> None:
+    """Fewer operators before the loss have less of backward, too."""
+    row = own("Policy.bound", 8, 0.025)
+    (before,) = causes(loop({"own_python": [row]}, other=0.03))
+    (of_loss,) = causes(loop({"own_python": [row | {"feeds_loss": True}]}, other=0.03))
+    assert before.share == pytest.approx(of_loss.share)
+    assert before.at_best is not None
+    assert of_loss.at_best is not None
+    assert before.at_best - of_loss.at_best > 0.9 * PHASES["backward"]
 
 
 def test_other_time_without_samples_is_unknown() -> None:

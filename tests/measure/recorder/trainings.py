@@ -1326,6 +1326,7 @@ FAULTS: dict[str, tuple[Callable[[], Step], str]] = {  # name → (the loop, the
     "first_layers_for_each_depth": (lambda: perceptual(sliced), "repeated-calls"),
     "first_layers_in_own_code": (lambda: perceptual(with_functions_between), "repeated-calls"),
     "dense_adjacency": (lambda: over_a_graph(torch.matmul), "sparse-factors"),
+    "gelu_by_a_formula": (lambda: activated(gelu_by_a_formula), "activation-formulas"),
     "attention_with_scores": (lambda: attention(with_scores), "product-order"),
     "one_hot_into_a_linear": (lambda: rows_into_a_linear(one_hot), "one-hot-products"),
     "one_hot_of_some_rows": (
@@ -1837,6 +1838,23 @@ def attention(use: Callable[[Tensor, Tensor, Tensor], Tensor], rows: int = 768) 
 def with_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = q @ k.transpose(-2, -1)
     return scores @ v / scores.sum(-1, keepdim=True)
+
+
+def activated(activation: Callable[[Tensor], Tensor]) -> Step:
+    """Return a step of narrow layers with wide results, two of which go through an activation."""
+    torch.manual_seed(0)
+    layers = nn.ModuleList([nn.Linear(8, 1024), nn.Linear(1024, 8), nn.Linear(8, 1024), nn.Linear(1024, 8)])
+    optimizer = torch.optim.SGD(layers.parameters(), 1e-3)
+
+    def step() -> None:
+        x = layers[1](activation(layers[0](torch.randn(256, 8))))
+        update(optimizer, (layers[3](activation(layers[2](x))) - 1).square().mean())
+
+    return step
+
+
+def gelu_by_a_formula(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3))))
 
 
 def adjacency(nodes: int, neighbours: int = 3) -> Tensor:
