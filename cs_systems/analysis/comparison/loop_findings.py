@@ -401,6 +401,7 @@ class RepeatedCallsRow(TypedDict):
     of_steps: int  # observed steps
     calls: int  # calls that repeat another one
     used: int  # of these, calls with a result that backward uses
+    evaluated: int  # of these, calls in evaluation mode of a model that trains in the other mode
     of_calls: int
 
 

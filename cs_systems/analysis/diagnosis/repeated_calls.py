@@ -11,6 +11,7 @@ from cs_systems.core.units import counted
 FEWEST = 2  # steps: one alone may compare two results on purpose
 NOTABLE = 0.5  # share of the steps
 UNUSED = "take metrics from the output that the loss uses (output.detach()), or call the model under torch.no_grad()"
+EVALUATED = "call it under torch.no_grad() there, and in fewer steps"  # the mode, such as dropout, changes its metrics
 KEEP = "run them once, and keep the results that are needed again"
 CACHED = "run the forward pass inside `with torch.nn.utils.parametrize.cached():`, which computes it once"
 METHODS = {  # of torch.nn.utils.parametrizations.orthogonal
@@ -39,10 +40,14 @@ def _of_models(evidence: Evidence) -> Diagnosis | None:
     row = max(rows, key=_share)
     is_used = row["used"] == row["calls"]
     what = "with the same result" if is_used else "and backward uses only one of the results"
-    cause = f"{row['model']} is called twice with the same input in a step, {what}"
+    cause, remedy = f"{row['model']} is called twice with the same input in a step, {what}", SAME if is_used else UNUSED
+    if row.get("evaluated", 0) == row["calls"]:
+        where = f"in {row['steps']} of {row['of_steps']} observed steps"
+        cause = f"{row['model']} runs again on the same input in evaluation mode {where}, and backward does not use it"
+        remedy = EVALUATED
     phases = (Phase.FORWARD, Phase.BACKWARD) if is_used else (Phase.FORWARD,)
     takes = _share(row) * evidence.phases_s(*phases)
-    return Diagnosis(cause, SAME if is_used else UNUSED, step_s, takes=min(step_s, takes), evidence=(row,))
+    return Diagnosis(cause, remedy, step_s, takes=min(step_s, takes), evidence=(row,))
 
 
 def _of_modules(evidence: Evidence) -> Diagnosis | None:

@@ -30,12 +30,13 @@ _ATOMS = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device
 
 @dataclass
 class Call:
-    """Call of a model that autograd records: its step, and the number of backward passes before it."""
+    """Call of a model that autograd records: its step, its mode, and the number of backward passes before it."""
 
     model: str
     key: Hashable
     step: int
     passes: int
+    trains: bool
     values: int | None = None  # hash of some elements of the result; None if they cannot be read
     is_used: bool = False  # whether a backward pass uses its result
 
@@ -69,7 +70,9 @@ class Calls(FewSteps):
         self._in_step += 1
         key = _key((positional, named)) if is_known and self._in_step <= MOST_CALLS else None
         self._open.append(
-            None if key is None else Call(type(model).__name__, (id(model), key), self._steps, self._passes)
+            None
+            if key is None
+            else Call(type(model).__name__, (id(model), key), self._steps, self._passes, model.training)
         )
 
     def look_at_result(self, result: Any, is_in_update: bool) -> None:
@@ -116,7 +119,7 @@ class Calls(FewSteps):
 
         A result that backward does not use may repeat a call of the previous step, such as a metric after the update.
         """
-        steps, calls, used = defaultdict[str, set[int]](set), Counter[str](), Counter[str]()
+        steps, calls, used, evaluated = defaultdict[str, set[int]](set), Counter[str](), Counter[str](), Counter[str]()
         for step, (before, now) in enumerate(itertools.pairwise([[], *self._by_step()])):
             for position, call in enumerate(now):
                 others = [each for each in (*before, *now) if each.is_used and each.key == call.key]
@@ -124,11 +127,13 @@ class Calls(FewSteps):
                     steps[call.model].add(step)
                     calls[call.model] += 1
                     used[call.model] += call.is_used
+                    is_trained = any(each.trains for each in others)
+                    evaluated[call.model] += is_trained and not (call.is_used or call.trains)
         looked_at = len({call.step for call in self._calls})
         for model, found in steps.items():
             all_calls = sum(call.model == model for call in self._calls)
             yield {"model": model, "steps": len(found), "of_steps": looked_at, "calls": calls[model],
-                   "used": used[model], "of_calls": all_calls}  # fmt: skip
+                   "used": used[model], "evaluated": evaluated[model], "of_calls": all_calls}  # fmt: skip
 
     def _by_step(self) -> list[list[Call]]:
         return [[call for call in self._calls if call.step == step] for step in range(self._steps)]

@@ -1073,6 +1073,14 @@ def test_repeated_call_with_a_used_result_is_reported_with_the_same_result() -> 
     assert found.sentence.startswith("Net is called twice with the same input in a step, with the same result: call it")
 
 
+def test_repeated_call_in_evaluation_mode_is_not_asked_to_use_the_loss_output() -> None:
+    (found,) = causes(loop({"repeated_calls": [repeated(evaluated=12)]}))
+    assert found.sentence == (
+        "Net runs again on the same input in evaluation mode in 12 of 12 observed steps, and backward does not use it: "
+        "call it under torch.no_grad() there, and in fewer steps"
+    )
+
+
 SUMMED = {"operators": 1400, "time_s": 0.02, "samples": 50, "function": "squared", "place": "train.py:9",
           "calls": "sum"}  # fmt: skip
 SMALL = {"operators": 2800, "arithmetic_s": 1.0, "function": "f", "place": "train.py:1", "has_recurrent": False}

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from cs_systems.analysis.comparison.loop_findings import DENSE_GRADIENTS
+from cs_systems.analysis.comparison.loop_findings import DENSE_GRADIENTS, REPEATED_CALLS
 from cs_systems.analysis.diagnosis import Rule, diagnose
 from cs_systems.analysis.diagnosis._evidence import of_records
 from cs_systems.core import plugins
@@ -22,7 +22,14 @@ from cs_systems.measure.recorder.same_derivatives import SameDerivatives
 from cs_systems.measure.recorder.subject import Subject
 from cs_systems.measure.recorder.training import Training
 from cs_systems.measure.recorder.unedited import ScriptRecorder
-from tests.measure.recorder.trainings import FAULTS, SOUND, Step, forget_compilations
+from tests.measure.recorder.trainings import (
+    FAULTS,
+    SOUND,
+    Step,
+    evaluation_on_the_same_batch,
+    forget_compilations,
+    metric_by_another_call,
+)
 
 CODES = {code for _, code in FAULTS.values()} | {"double-precision", "own-tools"}
 WRONG = {
@@ -97,6 +104,16 @@ def test_unused_tensors_of_the_optimizer_are_no_replaced_layer(shapes: list[tupl
         optimizer.step()
 
     assert codes(recorded(tmp_path, step)) == {"unused-gradients"}
+
+
+@pytest.mark.parametrize("in_evaluation", [True, False])
+def test_second_call_in_evaluation_mode_keeps_its_own_metric(in_evaluation: bool, tmp_path: Path) -> None:
+    loop = evaluation_on_the_same_batch() if in_evaluation else metric_by_another_call(after_update=True)
+    evidence = of_records(recorded(tmp_path, loop).records)
+    (row,) = REPEATED_CALLS.of(evidence.tables)
+    assert row["evaluated"] == (row["calls"] if in_evaluation else 0)
+    found = plugins.get("diagnosis", "repeated_calls").find(evidence)
+    assert ("in evaluation mode" in found.cause, "detach()" in found.remedy) == (in_evaluation, not in_evaluation)
 
 
 def test_ended_observer_keeps_no_optimizer() -> None:

@@ -888,6 +888,20 @@ def metric_by_another_call(*, after_update: bool) -> Step:
     return step
 
 
+def evaluation_on_the_same_batch() -> Step:
+    model = net(dropout=0.5)
+    optimizer = AdamW(model.parameters())
+    inputs, labels = batch()
+
+    def step() -> None:
+        model.train()
+        update(optimizer, functional.cross_entropy(model(inputs), labels))
+        model.eval()
+        (model(inputs).argmax(1) == labels).float().mean()
+
+    return step
+
+
 def two_losses_of_two_calls() -> Step:
     model = net()
     optimizer = AdamW(model.parameters())
@@ -1318,6 +1332,7 @@ FAULTS: dict[str, tuple[Callable[[], Step], str]] = {  # name → (the loop, the
     "penalty_on_all_rows_of_a_table": (penalty_on_all_rows_of_a_table, "dense-gradients"),
     "metric_before_update": (lambda: metric_by_another_call(after_update=False), "repeated-calls"),
     "metric_after_update": (lambda: metric_by_another_call(after_update=True), "repeated-calls"),
+    "evaluation_on_the_same_batch": (evaluation_on_the_same_batch, "repeated-calls"),
     "two_losses_of_two_calls": (two_losses_of_two_calls, "repeated-calls"),
     "one_call_per_derivative": (lambda: with_derivatives(one_call_per_derivative), "repeated-backward"),
     "one_call_per_input": (one_call_per_input, "repeated-backward"),
