@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
 from cs_systems.formulas.rounding import AutocastContext, ModuleDtypes
+from cs_systems.instrument.parameters import own_parameters
 
 DEVICES = ("cpu", "cuda")
 PARTS = ("parameters", "inputs", "outputs", "output_gradients", "parameter_gradients")
@@ -91,7 +92,7 @@ class DtypeReadings:
 
     def _read_parameters(self, module: nn.Module, row: dict[str, Any]) -> None:
         """Read the parameters of a module after it has run, because a lazy module has none before."""
-        for parameter in module.parameters(recurse=False):
+        for parameter in own_parameters(module):
             row["parameters"].add(_name(parameter))
             row["devices"].add(parameter.device.type)
             if parameter.requires_grad and parameter.is_leaf:

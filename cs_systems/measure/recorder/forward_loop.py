@@ -33,6 +33,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from cs_systems.analysis.comparison.loop_findings import OTHER
 from cs_systems.core.caveats import caveat
 from cs_systems.instrument.compiler import Observation, Undo, is_tracing, passed_through, replaced, untraced
+from cs_systems.instrument.parameters import first_parameter
 from cs_systems.measure.recorder import hooks
 from cs_systems.measure.recorder.guard import Guest, as_guest
 from cs_systems.measure.recorder.observers import Observer
@@ -122,7 +123,7 @@ class ForwardRecorder(Recorder):
             self.abandon()
         if self._tracker is None or tracker is None or tracker.is_open(FORWARD) or is_tracing():
             return None
-        if next(module.parameters(), None) is None:
+        if first_parameter(module) is None:
             return None
         if module is self._root():
             self._root_is_called(tracker)
@@ -319,7 +320,7 @@ class ForwardLoop(Guest):
         """Return whether this is the call of a root module, before the recording."""
         if self._is_inside or self._is_over or threading.get_ident() != self._thread or is_tracing():
             return False
-        if not _computes(next(module.parameters(), None)):
+        if not _computes(first_parameter(module)):
             return False
         self._is_inside = True
         return True

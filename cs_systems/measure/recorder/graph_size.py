@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from cs_systems.instrument.parameters import own_parameters
+
 MOST_NODES = 100_000
 MOST_GRAPHS = 6  # that one observer looks through: with thousands of nodes, one takes some milliseconds
 # rates that one core of any machine exceeds, so that the bound is not below the real time
@@ -37,7 +39,7 @@ class GraphSize(NamedTuple):
 def graph_size(roots: Any, models: Iterable[nn.Module]) -> GraphSize | None:
     """Return the size of the graph below the roots of a backward pass, without running it; None if it is too large."""
     modules = [module for model in models for module in model.modules()]
-    inner = max((math.prod(p.shape[1:]) for module in modules for p in module.parameters(recurse=False)), default=1)
+    inner = max((math.prod(p.shape[1:]) for module in modules for p in own_parameters(module)), default=1)
     seen = nodes_below(roots)
     if len(seen) >= MOST_NODES:
         return None

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.modules import module as modules
 
 from cs_systems.analysis.comparison.loop_findings import HOOKS, HooksRow
+from cs_systems.instrument.parameters import own_parameters
 from cs_systems.measure.recorder.observers import FewSteps, Hidden
 from cs_systems.measure.recorder.phases import Timeline
 from cs_systems.measure.recorder.subject import Subject
@@ -86,7 +87,7 @@ def _hooks_of(models: Iterable[nn.Module]) -> Iterator[Hook]:
                 seen.add(id(module))
                 where = f"{type(model).__name__}.{name}".rstrip(".")
                 yield from _in(module, _OF_MODULES, where)
-                for parameter in module.parameters(recurse=False):
+                for parameter in own_parameters(module):
                     yield from _in(parameter, _OF_PARAMETERS, where)
 
 

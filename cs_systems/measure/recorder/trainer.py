@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from cs_systems.instrument.parameters import first_parameter
 from cs_systems.measure.recorder import hooks
 from cs_systems.measure.recorder.phases import BACKWARD, FORWARD
 from cs_systems.measure.recorder.recorder import Recorder
@@ -59,4 +60,4 @@ class TrainerRecorder(Recorder):
         if self._model_runs_step and module is self._subject.models[0]:
             self._model_runs_step = False
             return None
-        return None if next(module.parameters(), None) is None else FORWARD
+        return None if first_parameter(module) is None else FORWARD

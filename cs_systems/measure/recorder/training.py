@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from cs_systems.analysis.comparison import loop_findings as found
+from cs_systems.instrument.parameters import own_parameters
 from cs_systems.measure.recorder.gradients import Gradients, Updates
 from cs_systems.measure.recorder.graph_size import costs_by_owners, multiplied, weight_costs
 from cs_systems.measure.recorder.observers import FewSteps, Hidden, ModelCall, is_profiled
@@ -165,7 +166,7 @@ class Training(FewSteps):
         embedded, others = set[int](), set[int]()
         for module in (module for model in self._subject.models for module in model.modules()):
             of = embedded if isinstance(module, nn.Embedding | nn.EmbeddingBag) else others
-            of.update(id(parameter) for parameter in module.parameters(recurse=False))
+            of.update(id(parameter) for parameter in own_parameters(module))
         return embedded - others - self._multiplied
 
     def _updates(self, optimizer: Optimizer) -> found.UpdatesRow:
@@ -285,7 +286,7 @@ class Training(FewSteps):
         if not unheld or not changed:
             return
         modules = (each for each in gc.get_objects() if issubclass(type(each), nn.Module))
-        inside = {id(p) for module in modules for p in module.parameters(recurse=False)}
+        inside = {id(p) for module in modules for p in own_parameters(module)}
         for model in self._subject.models:
             of_model = {id(p) for p in model.parameters()}
             new = [each for which, each in unheld.items() if which in of_model]

@@ -35,6 +35,7 @@ from cs_systems.analysis.comparison.loop_findings import NEVER_STEPPED, OTHER, N
 from cs_systems.core.caveats import REMEDIES, Caveat
 from cs_systems.instrument.annotate import hidden_from_modes
 from cs_systems.instrument.compiler import Observation, is_tracing, passed_through, replaced, untraced
+from cs_systems.instrument.parameters import first_parameter
 from cs_systems.measure.recorder import _ranks, hooks
 from cs_systems.measure.recorder.forward_loop import ForwardLoop, ForwardRecorder, may_train
 from cs_systems.measure.recorder.guard import as_guest
@@ -192,7 +193,7 @@ class ScriptRecorder(Recorder):
 
     def _forward_recorder(self, root: nn.Module) -> ForwardRecorder:
         """Return the recorder of a loop of forward passes, which leaves to a later training what that needs."""
-        device = next(root.parameters()).device
+        device = next(nn.Module.parameters(root)).device
         options, trains = self._options | {"name": self._name, "device": device}, may_train()
         on_gpu = device.type == "cuda"
         is_profiled = options.get("profile") not in (("none",) if on_gpu else ("none", AUTO)) or options.get("snapshot")
@@ -232,7 +233,7 @@ class ScriptRecorder(Recorder):
     def _calls(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
         """Return FORWARD for the outermost call of a module with parameters that is not inside a backward pass."""
         tracker, module = self._tracker, args[0]
-        if tracker is None or tracker.is_open(FORWARD, BACKWARD) or next(module.parameters(), None) is None:
+        if tracker is None or tracker.is_open(FORWARD, BACKWARD) or first_parameter(module) is None:
             return None
         models = self._subject.models
         if all(module is not known for known in models):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from cs_systems import Recorder
@@ -48,6 +49,27 @@ def test_every_step_is_found_and_the_result_is_the_same(style: str, tmp_path: Pa
     if style == "reinforcement":  # the environment is no part of the loss, but after the last forward pass
         assert median(record.measurement.durations_s("other")) >= 3 * styles.ACTION_S
         assert ran["models"] == "Sequential"
+
+
+class Listed(nn.Linear):
+    """Layer with a method `parameters` of its own, as in meta-learning: it returns a list and knows no `recurse`."""
+
+    def parameters(self) -> Any:  # type: ignore[override]
+        return nn.ParameterList([self.weight, self.bias])
+
+
+def test_model_with_its_own_list_of_parameters_is_recorded(tmp_path: Path) -> None:
+    recorder = ScriptRecorder("listed", out=tmp_path, warmup=2, steps=6, profile="none")
+    model = Listed(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(12):
+        optimizer.zero_grad()
+        model(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+    recorder.close()
+    (record,) = recorder.records
+    assert (recorder.failure, record.status) == (None, "ok")
+    assert all(each.failure is None for each in recorder._observers._every)
 
 
 def test_script_that_ends_in_the_warm_up_gets_the_option_of_its_command(tmp_path: Path) -> None:
