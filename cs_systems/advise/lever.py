@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from statistics import median
 from typing import Any, TypedDict
 
 from cs_systems.analysis.comparison.loop_findings import COLLECTIONS
@@ -161,8 +162,10 @@ class Situation:
 
     @property
     def computed_share(self) -> float:
-        """Share of the present steps outside the wait for their batches; 1 if that was not timed."""
-        return 1 - (self._share(Phase.INPUT) or 0.0)
+        """Share of a usual step outside the wait for its batch; 1 if that was not timed."""
+        timed = self.record.measurement.timed if self.record and self.record.measurement else ()
+        waits = [sample.phases_s.get(Phase.INPUT, 0.0) / sample.wall_s for sample in timed if sample.wall_s]
+        return 1 - median(waits) if waits else 1.0
 
     def too_short(self, *phases: str, what: str) -> NotHere | None:
         """Return that phases of the present step are too short for a gain; None if they are not, or were not timed."""
@@ -244,8 +247,6 @@ class Situation:
 
 def submit_s(record: RunRecord) -> float:
     """Return the time in which the host submits a step; 0 without samples."""
-    from statistics import median
-
     samples = record.measurement.timed if record.measurement else ()
     return median(sum(sample.submit_s.values()) for sample in samples) if samples else 0.0
 
@@ -480,6 +481,8 @@ def _hidden(situation: Situation, lever: Lever) -> NotHere | None:
     """Return why a lever of the computation gains nothing where the step waits for its batches; None if it may gain."""
     share = situation.computed_share
     if lever.shortens_input or situation.goal == "memory" or share >= LEAST_COMPUTED:
+        return None
+    if not situation.causes.keys().isdisjoint(lever.remedies):
         return None
     return f"the step waits for its batches {1 - share:.0%} of the time"
 

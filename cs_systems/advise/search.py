@@ -174,7 +174,7 @@ class Search:
         if not self._has_time() and self.bench.left_s() >= self.bench.process_s():
             self.say("measuring the start again, because a first process also reads its libraries and compiles")
             self._measure(self.best)
-        if not self._has_time():
+        if not self._has_time() and _options(self.situation, self.levers):
             needed_s, left_s = self._proof_s + self.bench.process_s(), max(0.0, self.bench.left_s())
             self.say(
                 f"the budget leaves {human(left_s, 's')}, and one trial with its proof takes {human(needed_s, 's')}; "

@@ -659,6 +659,24 @@ def test_levers_of_the_computation_wait_for_those_of_the_loader(waited_s: float)
         assert reasons["bf16"] == reasons["compile"] == "the step waits for its batches 95% of the time"
 
 
+def test_levers_of_named_causes_and_of_steps_that_seldom_wait_are_tried() -> None:
+    usual, waiting = ({"input": waited_s, "forward": 0.1} for waited_s in (0.01, 1.2))
+    config = RunConfig(workload="loop mine", device="cpu", warmup=0, steps=10).to_dict()
+    results: Any = {"anomaly_detection": [{"passes": 10, "with_detection": 10}]}
+
+    def reasons(waits: int) -> dict[str, str]:
+        phases = [waiting] * waits + [usual] * (10 - waits)
+        samples = tuple(Sample(0, False, sum(each.values()), each, each) for each in phases)
+        record = RunRecord("", config, "ok", measurement=Measurement("monotonic", samples, 0.0), results=results)
+        texts = ("torch.autograd.set_detect_anomaly(True)\nmodel = torch.nn.Linear(2, 2)",)
+        found = proposals(Situation(ScriptPlan(), GPU, (record,), texts=texts), all_levers())
+        return dict(one for one in found if isinstance(one, tuple))
+
+    assert not {"compile", "anomaly_detection"} & reasons(1).keys(), "one long wait is none of a usual step"
+    assert "compile" in reasons(9)
+    assert "anomaly_detection" not in reasons(9), "the diagnosis names it"
+
+
 @pytest.mark.parametrize(
     ("name", "source", "ran"),
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from cs_systems.analysis.comparison.loop_findings import INNER_LINES, UNREAD_ROWS
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
@@ -30,13 +32,12 @@ def find(evidence: Evidence) -> Diagnosis | None:
 
 
 def _place(evidence: Evidence, layer: str) -> str:
-    """Return the line that calls the layer by its name, and takes the most time; "" without one."""
-    called = f"{layer.rpartition('.')[2]}("
-    lines = [row for row in INNER_LINES.of(evidence.tables) if called in row["source"]]
-    if not lines:
+    """Return the line that calls the layer by its name; "" without one, or with several."""
+    called = re.compile(rf"\.{re.escape(layer.rpartition('.')[2])}\(")
+    lines = [row for row in INNER_LINES.of(evidence.tables) if called.search(row["source"])]
+    if len({row["place"] for row in lines}) != 1:
         return ""
-    line = max(lines, key=lambda row: row["time_s"])
-    return f"{line['function']}() at {line['place']}" if line["function"] else line["place"]
+    return f"{lines[0]['function']}() at {lines[0]['place']}" if lines[0]["function"] else lines[0]["place"]
 
 
 RULE = Rule(find, refines=("small-operators",))

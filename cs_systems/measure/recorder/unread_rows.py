@@ -1,9 +1,9 @@
 """Rows of a linear layer's result that get no gradient, such as all positions of a sequence but the last.
 
-The graph below a backward pass shows the layers' products, and what follows each: if the only reader of a result picks
-some of its rows, perhaps after functions of each row alone, no gradient comes from the others. Whether the program uses
-them in another way, such as for a metric, the graph does not show. A layer that two passes of a step go through is left
-out.
+The graph below a backward pass shows the layers' products, and what follows each: if the only reader of a result takes
+a slice of its rows, perhaps after functions of each row alone, no gradient comes from the others. Rows that an index
+picks are left out, because the program may choose them by the result itself. Whether it uses the other rows without a
+gradient, such as for a metric, the graph does not show. A layer counts only if all of its products in a step are so.
 
 The layer is timed after the last step, with all rows and with those that are read.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections import defaultdict
 from statistics import median
 from typing import Any, NamedTuple
@@ -25,12 +26,12 @@ from cs_systems.measure.recorder.operator_times import compared_s
 from cs_systems.measure.recorder.warmup_graphs import WarmupGraphs
 
 MOST_READ = 0.25  # share of the rows; the other half of a batch is often used without a gradient
-FEWEST_ELEMENTS, MOST_ELEMENTS = 1 << 14, 1 << 26  # of a result
-_PRODUCTS = ("Addmm", "Mm")
-_PICKS = ("Select", "Slice", "Index", "Gather")  # parts of the names of nodes that pick rows
-_OF_ROWS = ("LogSoftmax", "Softmax")  # along the last dimension
-_VIEWS = ("View", "Unsqueeze", "Squeeze", "Transpose", "Permute", "ToCopy")
-_OF_ELEMENTS = ("Relu", "Gelu", "Tanh", "Sigmoid", "Silu", "Dropout", "Mul", "Add", "Sub", "Div")
+FEWEST_ELEMENTS, MOST_ELEMENTS = 1 << 14, 1 << 25  # of a result; the latter also of the input and the weight
+# Nodes by their names before "Backward" and a digit, which a function of the program has not.
+_NODE = re.compile(r"(\w+)Backward\d+")
+_PRODUCTS, _PICKS, _OF_ROWS = {"Addmm", "Mm"}, {"Select", "Slice"}, {"LogSoftmax", "Softmax"}
+_VIEWS = {"View", "UnsafeView", "ReshapeAlias", "Unsqueeze", "Squeeze", "Transpose", "Permute"}
+_OF_ELEMENTS = {"ToCopy", "Relu", "Gelu", "Tanh", "Sigmoid", "Silu", "NativeDropout", "Mul", "Add", "Sub", "Div"}
 
 
 class _Layer(NamedTuple):
@@ -43,6 +44,19 @@ class _Layer(NamedTuple):
     needs_input: bool  # its input needs a gradient
 
 
+class _Product(NamedTuple):
+    """Product of a layer in a step, with all its rows and those that are read."""
+
+    layer: _Layer
+    rows: int
+    read: int
+
+    @property
+    def is_told(self) -> bool:
+        sizes = (self.rows * self.layer.outer, self.rows * self.layer.inner, self.layer.inner * self.layer.outer)
+        return 0 < self.read <= MOST_READ * self.rows and sizes[0] >= FEWEST_ELEMENTS and max(sizes) <= MOST_ELEMENTS
+
+
 class UnreadRows(WarmupGraphs[_Layer]):
     """Observer of the readers of linear layers' results in a few warm-up steps."""
 
@@ -52,34 +66,35 @@ class UnreadRows(WarmupGraphs[_Layer]):
 
     def _start(self) -> None:
         super()._start()
-        self._products: dict[int, tuple[_Layer, int, int] | None] = {}  # of this step, by their numbers
+        self._products: dict[int, _Product] = {}  # of this step, by their numbers
 
     def _look(self, roots: Any) -> None:
         readers: dict[Any, list[Any]] = defaultdict(list)
-        products = []
+        nodes = []
         for node, _ in inputs_first(roots):
             for below, _ in node.next_functions:
                 if below is not None:
                     readers[below].append(node)
-            if node.name().partition("Backward")[0] in _PRODUCTS:
-                products.append(node)
-        for node in products:
+            if _name(node) in _PRODUCTS:
+                nodes.append(node)
+        for node in nodes:
             number = node._sequence_nr()
-            self._products[number] = None if number in self._products else self._layer(node, readers)
+            if number in self._products:  # another pass may read the other rows
+                self._products[number] = self._products[number]._replace(read=self._products[number].rows)
+            elif (product := self._product(node, readers)) is not None:
+                self._products[number] = product
 
-    def _layer(self, node: Any, readers: dict[Any, list[Any]]) -> tuple[_Layer, int, int] | None:
-        """Return the layer of a product, its rows and those that are read; None if most are, or it is no layer."""
-        operands = [each for each, _ in node.next_functions][-2:]
+    def _product(self, node: Any, readers: dict[Any, list[Any]]) -> _Product | None:
+        """Return a product of a layer; None for one of other factors."""
+        inputs, weight = [each for each, _ in node.next_functions][-2:]
+        if weight is None or not is_weight_of_a_layer(weight):
+            return None
+        parameter = through_views(weight).variable
         rows, outer = _shape(node)
-        if operands[1] is None or not is_weight_of_a_layer(operands[1]):
+        if (name := self._name_of(parameter)) is None:
             return None
-        if not FEWEST_ELEMENTS <= rows * outer <= MOST_ELEMENTS:
-            return None
-        read = _rows_read(node, readers)
-        weight = through_views(operands[1]).variable
-        if read > MOST_READ * rows or (name := self._name_of(weight)) is None:
-            return None
-        return _Layer(name, weight.shape[1], outer, node._input_metadata[0].dtype, operands[0] is not None), rows, read
+        inner, dtype = parameter.numel() // outer, node._input_metadata[0].dtype
+        return _Product(_Layer(name, inner, outer, dtype, inputs is not None), rows, _rows_read(node, readers))
 
     def _name_of(self, weight: Tensor) -> str | None:
         """Return the name of the nn.Linear with this weight, else of the weight; a head may share an embedding's."""
@@ -93,9 +108,11 @@ class UnreadRows(WarmupGraphs[_Layer]):
         return None
 
     def _step_ends(self) -> None:
-        for layer, rows, read in filter(None, self._products.values()):
-            self._here[layer] += 1
-            self._rows[layer].append((rows, read))
+        others = {each.layer.name for each in self._products.values() if not each.is_told}
+        for product in self._products.values():
+            if product.layer.name not in others:
+                self._here[product.layer] += 1
+                self._rows[product.layer].append((product.rows, product.read))
         super()._step_ends()
 
     def end(self) -> None:
@@ -122,7 +139,7 @@ def _rows_read(node: Any, readers: dict[Any, list[Any]]) -> int:
     """Return how many rows of a product's result are read, as far as the only reader of each result shows."""
     now, shape = node, _shape(node)
     width = shape[-1]
-    while len(readers[now]) == 1 and _keeps_rows(readers[now][0]):
+    while len(readers[now]) == 1 and _keeps_rows(readers[now][0], shape):
         (now,) = readers[now]
         before, shape = shape, _shape(now)
         # with another dimension as long as the rows, none tells whether they are still the last
@@ -131,15 +148,24 @@ def _rows_read(node: Any, readers: dict[Any, list[Any]]) -> int:
     return math.prod(shape) // width
 
 
-def _keeps_rows(node: Any) -> bool:
-    """Return whether a node picks rows of one result, or computes each of its rows from that row alone."""
-    name = node.name()
+def _keeps_rows(node: Any, shape: tuple[int, ...]) -> bool:
+    """Return whether a node takes a slice of the rows of a result, or computes each row from that row alone.
+
+    shape: of the result that the node reads.
+    """
+    name = _name(node)
     with_gradients = [each for each, _ in node.next_functions if each is not None and not hasattr(each, "variable")]
-    if len(with_gradients) != 1 or len(node._input_metadata) != 1:
+    if name is None or len(with_gradients) != 1:
         return False
-    if any(word in name for word in _OF_ROWS):
-        return bool(node._saved_dim in (len(_shape(node)) - 1, (1 << 64) - 1))  # a negative one, unsigned
-    return any(name.startswith(word) for word in _PICKS) or any(word in name for word in (*_VIEWS, *_OF_ELEMENTS))
+    if name in _OF_ROWS:
+        return bool(node._saved_dim in (len(shape) - 1, (1 << 64) - 1))  # a negative one, unsigned
+    return name in _PICKS or name in _VIEWS or (name in _OF_ELEMENTS and _shape(node) == shape)
+
+
+def _name(node: Any) -> str | None:
+    """Return the name of an operator of torch with one result; None for other nodes."""
+    found = _NODE.fullmatch(node.name())
+    return found[1] if found and len(node._input_metadata) == 1 else None
 
 
 def _shape(node: Any) -> tuple[int, ...]:

@@ -1035,6 +1035,20 @@ def test_rows_with_several_numbers_are_looked_up_in_an_embedding_bag(
     assert found.remedy.endswith(f"{remedy}; add its bias to the result")
 
 
+@pytest.mark.parametrize(
+    ("layer", "sources", "where"),
+    [
+        ("Net.head", ["h = self.old_head(x)", "return self.head(h)"], "Net.forward() at train.py:9"),
+        ("Net.head", ["return self.head(x)", "return self.head(x) + 1"], ""),
+        ("Net.layers.2", ["h = self.layer2(x)"], ""),
+    ],
+)
+def test_layer_with_unread_rows_is_placed_where_its_name_is_called(layer: str, sources: list[str], where: str) -> None:
+    lines = [inner("Net.forward", number, 0.01, source=source) for number, source in enumerate(sources, 8)]
+    (found,) = causes(loop({"unread_rows": [UNREAD | {"layer": layer}], "inner_lines": lines}))
+    assert found.where == where
+
+
 def test_further_layers_with_unread_rows_are_counted() -> None:
     (found,) = causes(loop({"unread_rows": [UNREAD | {"layer": "Net.other", "time_s": 0.02}, UNREAD]}))
     assert "is Net.head for 1,600 rows" in found.cause

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -62,11 +63,13 @@ READ: dict[str, tuple[Losses, int]] = {
     "last": (lambda scores: entropy(scores[:, -1]), SAMPLES),
     "last_two": (lambda scores: entropy(scores[:, -2:].flatten(0, 1)), 2 * SAMPLES),
     "first_of_time_first": (lambda scores: entropy(scores.transpose(0, 1)[0]), SAMPLES),
-    "mask": (lambda scores: entropy(scores[torch.arange(LENGTH).repeat(SAMPLES, 1) % 8 == 3]), 2 * SAMPLES),
-    "gathered": (last_of_each, SAMPLES),
     "logarithm": (lambda scores: -scores.log_softmax(-1)[:, -1, 0].mean(), SAMPLES),
     "logarithm_by_number": (lambda scores: -scores.log_softmax(2)[:, -1].mean(), SAMPLES),
     "scaled": (lambda scores: entropy((scores / 0.7).relu()[:, -1]), SAMPLES),
+    "last_for_each_other": (
+        lambda scores: entropy((scores[:, -1] + torch.zeros(4, 1, 1)).flatten(0, 1)),
+        SAMPLES,
+    ),
     "flat": (lambda scores: entropy(scores.reshape(-1, ITEMS)[::LENGTH]), SAMPLES),
 }
 
@@ -80,17 +83,44 @@ def test_rows_without_a_gradient_are_told_of_the_last_layer(kind: str) -> None:
     assert 0 < row["read_s"] < row["time_s"]
 
 
-def of_many_kinds(scores: Tensor) -> Tensor:
-    """Return the loss of a mask that is another one in each step."""
-    return entropy(scores[torch.rand(SAMPLES, LENGTH).argsort(1) < 2])
+class SegmentAdd(torch.autograd.Function):
+    """Sum over parts of the rows, with the name of an operator of torch within its own."""
+
+    @staticmethod
+    def forward(_: Any, scores: Tensor) -> Tensor:
+        return scores.flatten(0, 1).unflatten(0, (SAMPLES, LENGTH)).sum(1)
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> Tensor:
+        return gradient[:, None].expand(-1, LENGTH, -1)
 
 
-def test_rows_of_another_number_in_each_step_are_told_by_their_median() -> None:
-    (row,) = rows(of_many_kinds)
-    assert row["read"] == 2 * SAMPLES
+PARTS = torch.arange(SAMPLES * LENGTH) // LENGTH
+
+
+def best_of_each(scores: Tensor) -> Tensor:
+    """Return the loss of the rows with the least first score, which the program chooses among all."""
+    return entropy(scores[torch.arange(SAMPLES), scores.detach()[..., 0].argmin(1)])
 
 
 NONE: dict[str, Losses] = {
+    "mask": lambda scores: entropy(scores[torch.rand(SAMPLES, LENGTH).argsort(1) < 2]),
+    "gathered": last_of_each,
+    "largest_of_each_column": lambda scores: entropy(scores.gather(1, scores.argmax(1, keepdim=True))[:, 0]),
+    "chosen_by_its_scores": best_of_each,
+    "added_up": lambda scores: entropy(scores.new_zeros(SAMPLES, ITEMS).index_add(0, PARTS, scores.flatten(0, 1))),
+    "scattered": lambda scores: entropy(
+        scores.new_zeros(SAMPLES, ITEMS).scatter_add(0, PARTS[:, None].expand(-1, ITEMS), scores.flatten(0, 1))
+    ),
+    "put": lambda scores: entropy(
+        scores.new_zeros(SAMPLES, ITEMS).index_put((PARTS,), scores.flatten(0, 1), accumulate=True)
+    ),
+    "pooled": lambda scores: entropy(
+        torch.addmm(torch.zeros(ITEMS), nn.functional.one_hot(PARTS).float().t(), scores.flatten(0, 1))
+    ),
+    "function_of_the_program": lambda scores: entropy(SegmentAdd.apply(scores)),
+    "broadcast": lambda scores: entropy((scores + torch.zeros(4, 1, 1, 1))[0, :, -1]),
+    "nothing": lambda scores: scores[:, :0].sum() + scores[:, :0].mean(0).sum(),
     "all": lambda scores: entropy(scores.flatten(0, 1)),
     "shifted": lambda scores: entropy(scores[:, :-1].flatten(0, 1)),
     "half": lambda scores: entropy(scores[: SAMPLES // 2].flatten(0, 1)),
@@ -148,6 +178,15 @@ def test_weight_without_a_layer_is_named() -> None:
     model.scores = nn.Parameter(torch.randn(ITEMS, WIDTH))
     (row,) = rows(READ["last"][0], model=model)
     assert row["layer"] == "Own.scores"
+
+
+def test_layer_that_another_pass_reads_whole_gives_no_row() -> None:
+    model = Scores()
+
+    def both(scores: Tensor) -> list[Tensor]:
+        return [entropy(scores[:, -1]), entropy(model(torch.randn(2, LENGTH, WIDTH)).flatten(0, 1))]
+
+    assert rows(both, model=model) == []
 
 
 def test_layer_in_bf16_is_measured_in_bf16() -> None:
