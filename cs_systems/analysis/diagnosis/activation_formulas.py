@@ -12,7 +12,7 @@ from cs_systems.core.units import counted
 
 TANH = "F.gelu(x, approximate='tanh')"
 OF_TRANSFORMERS = "; in a configuration of transformers, gelu_pytorch_tanh in place of gelu_new or gelu_fast"
-_LINES = re.compile(r"\b(tanh|erf|sigmoid|softplus)\b")
+_LINES = re.compile(r"\*.*\b(tanh|erf|sigmoid|softplus)\(|\b(tanh|erf|sigmoid|softplus)\(.*\*")  # with a product
 
 
 def find(evidence: Evidence) -> Diagnosis | None:

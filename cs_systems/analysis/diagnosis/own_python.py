@@ -202,10 +202,9 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
     if (collected := started_collections(evidence, OTHER)) is not None:
         of_loop = collected["time_s"] / collected["total_s"]
         cause += f"; objects made there also start Python's garbage collector, {of_loop:.0%} of the loop"
-    at_best, takes = step_s - lasted_s, None
-    if any(row.get("feeds_loss") for row in shown):  # fewer operators before the loss have less of backward, too
-        at_best, takes = max(0.0, at_best - evidence.phases_s(Phase.BACKWARD)), lasted_s
-    return Diagnosis(cause, remedy, step_s, at_best, evidence=tuple(rows), takes=takes)
+    if any(row.get("feeds_loss") for row in shown):  # other operators before the loss change its backward, too
+        return Diagnosis(cause, remedy, step_s, takes=lasted_s, evidence=tuple(rows))
+    return Diagnosis(cause, remedy, step_s, step_s - lasted_s, evidence=tuple(rows))
 
 
 # No graph and no compiler removes the program's own Python.

@@ -1,8 +1,10 @@
 """Activations that a program writes as a formula of several operators, where torch has one operator, such as GELU.
 
 The graph below a backward pass shows them: a multiplication whose factors come from one tensor through elementwise
-operators alone. Some elements of its result, which autograd's kept tensors give, are compared with those of torch's
-operators. Nothing is read in a step that packs the tensors that autograd keeps: unpacking one may run forward again.
+operators alone. The formula must equal torch's function between −3 and 3, and elements of its result, which autograd's
+kept tensors give, those of torch's function, because autograd keeps no addend. Nothing is read in a step that packs the
+tensors that autograd keeps, since unpacking one may run forward again, and nothing is told of second derivatives, where
+torch's operator may be slower.
 
 The formula and the operator are timed after the last step, on numbers of the same shape. Only loops on a CPU are
 observed.
@@ -10,8 +12,11 @@ observed.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,14 +25,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from cs_systems.analysis.comparison.loop_findings import ACTIVATION_FORMULAS, ActivationFormulaRow
-from cs_systems.measure.recorder.graph_size import MOST_NODES, first_nodes, nodes_below
+from cs_systems.measure.recorder.graph_size import MOST_NODES, nodes_below
 from cs_systems.measure.recorder.operator_times import compared_s
 from cs_systems.measure.recorder.warmup_graphs import WarmupGraphs
 
 FEWEST_ELEMENTS = 1 << 12  # of the tensor
 MOST_OPERATORS = 12  # of a formula
-CORNER, COMPARED = 8, 64  # elements along a dimension, and in all; some must differ from 0 by LEAST
+COMPARED = 64  # elements of a tensor, at equal distances; some must differ from 0 by LEAST
 FEWEST_VALUES = 5  # different ones
+MOST_LOOKS = 512  # multiplications of a pass that are looked at, the largest first
 LEAST, TOLERANCE = 1e-2, 2e-5  # tolerance as a share of the input, so that small inputs tell functions apart, too
 Activation = Callable[[Tensor], Tensor]
 ACTIVATIONS: Mapping[str, Activation] = {
@@ -49,6 +55,8 @@ _OF_ONE: Mapping[str, Activation] = {
     "Softplus": functional.softplus,
 }
 Edge = tuple[Any, int]  # a node of the graph, and which of its results
+_OPERATOR = re.compile(r"(\w+)Backward0")  # the name of torch's own node; a function of the program has no number
+_TWICE = "BackwardBackward"  # in the name of a node of a second derivative
 
 
 class Operator(NamedTuple):
@@ -73,16 +81,7 @@ class Formula(NamedTuple):
 
     def result(self, x: Tensor) -> Tensor:
         """Return the result of all operators; autograd records them."""
-        values = [x]
-        for each in self.operators:
-            operands: list[Any] = [each.number if one is None else values[one] for one in each.operands]
-            if each.name == "Pow":
-                values.append(torch.pow(operands[0], each.number))
-            elif each.name in _OF_ONE:
-                values.append(_OF_ONE[each.name](operands[0]))
-            else:
-                values.append(_OF_TWO[each.name](*operands))
-        return values[-1]
+        return _computed(self.operators, x)
 
 
 class ActivationFormulas(WarmupGraphs[Formula]):
@@ -90,13 +89,23 @@ class ActivationFormulas(WarmupGraphs[Formula]):
 
     def _start(self) -> None:
         super()._start()
-        self._roots: set[int] = set()  # numbers of the roots of this step; a graph may have several passes
+        self._seen: set[int] = set()  # numbers of the multiplications of this step; a graph may have several passes
+        self._is_twice = False  # a pass of this step has second derivatives
 
     def _look(self, roots: Any) -> None:
-        numbers = {node._sequence_nr() for node in first_nodes(roots)}
-        if not numbers <= self._roots and self._may_read():
-            self._roots |= numbers
-            self._here.update(formulas(roots))
+        nodes = nodes_below(roots)
+        self._is_twice = self._is_twice or any(_TWICE in node.name() for node in nodes)
+        if len(nodes) >= MOST_NODES or self._is_twice or not self._may_read():
+            return
+        new = [each for each in nodes if _name(each) == "Mul" and each._sequence_nr() not in self._seen]
+        self._seen |= {each._sequence_nr() for each in new}
+        largest = sorted(new, key=lambda each: -math.prod(_shape(each)))
+        self._here.update(formulas(largest[:MOST_LOOKS]))
+
+    def _step_ends(self) -> None:
+        if self._is_twice:
+            self._here.clear()
+        super()._step_ends()
 
     def end(self) -> None:
         self.keep(ACTIVATION_FORMULAS, [self._row(each) for each in self._in_each_step()])
@@ -119,13 +128,10 @@ class ActivationFormulas(WarmupGraphs[Formula]):
         }
 
 
-def formulas(roots: Any) -> Iterator[Formula]:
-    """Yield the activations below the roots that are written as formulas."""
-    nodes = nodes_below(roots)
-    if len(nodes) >= MOST_NODES:
-        return
+def formulas(nodes: Iterable[Any]) -> Iterator[Formula]:
+    """Yield the activations written as formulas that end with one of these multiplications."""
     for node in nodes:
-        if _name(node) == "Mul" and math.prod(_shape(node)) >= FEWEST_ELEMENTS:
+        if math.prod(_shape(node)) >= FEWEST_ELEMENTS:
             try:
                 found = _formula(node)
             except RuntimeError:  # a kept tensor was changed in place, or is freed already
@@ -136,48 +142,69 @@ def formulas(roots: Any) -> Iterator[Formula]:
 
 def _formula(node: Any) -> Formula | None:
     """Return the formula that ends with a multiplication; None if it is no function that torch has."""
-    near = _near(node)
-    functions = [each for name, many in _BY_NODE.items() if name in map(_name, near) for each in many]
-    dtype = node._input_metadata[0].dtype
-    if not functions or dtype not in (torch.float32, torch.float64):
+    if node._input_metadata[0].dtype not in (torch.float32, torch.float64):
+        return None
+    return next((found for source in _read_twice(node) if (found := _from(source, node)) is not None), None)
+
+
+def _from(source: Edge, node: Any) -> Formula | None:
+    """Return the formula from a tensor to a multiplication; None if it is no function that torch has."""
+    if (between := _operators(node, source)) is None:
+        return None
+    operators, nodes = between
+    if (function := _function(operators)) is None:
         return None
     factors = node._saved_self, node._saved_other
     if any(each is None or tuple(each.shape) != _shape(node) for each in factors):
         return None
     results = [one * other for one, other in zip(*map(_values, factors), strict=True)]
-    for edge, inputs in _inputs(near):
-        function = _function(inputs, results, functions)
-        operators = _operators(node, edge) if function else None
-        if function and operators:
-            return Formula(function, _shape(node), dtype, operators)
-    return None
-
-
-def _function(inputs: Sequence[float], results: Sequence[float], functions: Sequence[str]) -> str | None:
-    """Return the function that has these results; None without any."""
-    if len({*inputs}) < FEWEST_VALUES or max(map(abs, inputs)) < LEAST:
+    inputs = next(_inputs(nodes, source), None)
+    if inputs is None or not _has_results(function, inputs, results):
         return None
-    x = torch.tensor(inputs, dtype=torch.float64)
-    found = torch.tensor(results, dtype=torch.float64)
-    for each in functions:
-        if bool(((ACTIVATIONS[each](x) - found).abs() <= TOLERANCE * x.abs()).all()):
-            return each
-    return None
+    return Formula(function, _shape(node), node._input_metadata[0].dtype, operators)
 
 
-def _near(node: Any) -> list[Any]:
-    """Return elementwise nodes with one shape that a node's factors come from, and the node itself, first."""
-    found, shape = [node], _shape(node)
-    for each in found:
-        for below, _ in each.next_functions:
-            is_one = below is not None and _is_elementwise(below) and _shape(below) == shape
-            if is_one and below not in found and len(found) < MOST_OPERATORS:
-                found.append(below)
-    return found
+@functools.lru_cache(maxsize=256)
+def _function(operators: tuple[Operator, ...]) -> str | None:
+    """Return the function of torch that operators compute between -3 and 3; None if there is none."""
+    names = {each.name for each in operators}
+    candidates = [each for name, many in _BY_NODE.items() if name in names for each in many]
+    if not candidates:
+        return None
+    x = torch.linspace(-3, 3, 2 * COMPARED, dtype=torch.float64)
+    written = _computed(operators, x)
+    return next((each for each in candidates if _is_same(ACTIVATIONS[each](x), written, x)), None)
 
 
-def _inputs(nodes: Sequence[Any]) -> Iterator[tuple[Edge, tuple[float, ...]]]:
-    """Yield operands of nodes with some of their elements: kept by autograd, or such a one divided by a number."""
+def _computed(operators: Sequence[Operator], x: Tensor) -> Tensor:
+    """Return the result of the last operator for x."""
+    values = [x]
+    for each in operators:
+        operands: list[Any] = [each.number if one is None else values[one] for one in each.operands]
+        if each.name == "Pow":
+            values.append(torch.pow(operands[0], each.number))
+        elif each.name in _OF_ONE:
+            values.append(_OF_ONE[each.name](operands[0]))
+        else:
+            values.append(_OF_TWO[each.name](*operands))
+    return values[-1]
+
+
+def _is_same(one: Tensor, other: Tensor, x: Tensor) -> bool:
+    """Return whether results for x are the same but for rounding."""
+    return bool(((one - other).abs() <= TOLERANCE * x.abs()).all())
+
+
+def _has_results(function: str, inputs: Sequence[float], results: Sequence[float]) -> bool:
+    """Return whether a function of torch gives these results for enough different inputs."""
+    if len({*inputs}) < FEWEST_VALUES or max(map(abs, inputs)) < LEAST:
+        return False
+    x, found = (torch.tensor(each, dtype=torch.float64) for each in (inputs, results))
+    return _is_same(ACTIVATIONS[function](x), found, x)
+
+
+def _inputs(nodes: Sequence[Any], source: Edge) -> Iterator[tuple[float, ...]]:
+    """Yield some elements of the tensor at an edge: kept by autograd, or of one that is it times a number."""
     for node in nodes:
         name = _name(node)
         kept = [node._saved_self] if name in ("Mul", "Pow", "Erf", "Softplus") else []
@@ -185,64 +212,89 @@ def _inputs(nodes: Sequence[Any]) -> Iterator[tuple[Edge, tuple[float, ...]]]:
         for edge, tensor in zip(node.next_functions, kept, strict=False):
             if edge[0] is None or tensor is None or tuple(tensor.shape) != _shape(node):
                 continue
-            values = _values(tensor)
-            yield edge, values
-            while (factor := _factor(edge[0])) is not None:
-                edge, values = edge[0].next_functions[0], tuple(each / factor for each in values)
-                yield edge, values
+            divisor = 1.0
+            while edge != source and (factor := _factor(edge[0])) is not None:
+                edge, divisor = edge[0].next_functions[0], divisor * factor
+            if edge == source:
+                yield tuple(each / divisor for each in _values(tensor))
 
 
 def _factor(node: Any) -> float | None:
     """Return the number by which an operator multiplies a tensor; None for others."""
-    name = _name(node)
-    if name not in ("Mul", "Div") or node.next_functions[0][0] is None or node.next_functions[1][0] is not None:
+    if _name(node) not in ("Mul", "Div") or node.next_functions[0][0] is None or node.next_functions[1][0] is not None:
         return None
-    other = node._saved_other
-    number = 0.0 if other is None or other.dim() else float(other)
-    return (number if name == "Mul" else 1 / number) if number else None
+    number = _number_of(node._saved_other)
+    return (number if _name(node) == "Mul" else 1 / number) if number else None
 
 
-def _operators(last: Any, source: Edge) -> tuple[Operator, ...] | None:
-    """Return the operators from a tensor to a node, in their order; None if they use another tensor, too."""
-    found, numbers = list[Operator](), dict[Edge, int]()
+def _read_twice(last: Any) -> list[Edge]:
+    """Return the tensors that several of the elementwise nodes near a node read, as a factor and as an input."""
+    near, shape, edges = [last], _shape(last), Counter[Edge]()
+    for node in near:
+        for edge in node.next_functions:
+            if edge[0] is None:
+                continue
+            edges[edge] += 1
+            is_new = edge[0] not in near and len(near) < MOST_OPERATORS
+            if is_new and _is_elementwise(edge[0]) and _shape(edge[0]) == shape:
+                near.append(edge[0])
+    return [edge for edge, count in edges.items() if count > 1]
 
-    def number_of(edge: Edge) -> int | None:
-        """Return the number of a value; raise LookupError for another tensor."""
-        if edge == source:
-            return 0
-        if edge not in numbers:
-            node = edge[0]
-            if not _is_elementwise(node) or len(found) >= MOST_OPERATORS:
-                raise LookupError
-            operands = tuple(None if each[0] is None else number_of(each) for each in node.next_functions)
-            found.append(Operator(_name(node), operands, _number(node)))
-            numbers[edge] = len(found)
-        return numbers[edge]
 
-    try:
-        number_of((last, 0))
-    except LookupError:
+def _operators(last: Any, source: Edge) -> tuple[tuple[Operator, ...], list[Any]] | None:
+    """Return the operators from a tensor to a node in their order, and their nodes.
+
+    None if other tensors lead to the node, too, or another operator than an elementwise one of the node's shape.
+    """
+    order, waiting = list[Any](), [(last, False)]
+    while waiting:
+        node, is_left = waiting.pop()
+        if is_left:
+            order.append(node)
+        elif node not in order:
+            if len(order) + len(waiting) > 2 * MOST_OPERATORS:
+                return None
+            waiting.append((node, True))
+            for edge in node.next_functions:
+                if edge[0] is None or edge == source:
+                    continue
+                if not _is_elementwise(edge[0]) or _shape(edge[0]) != _shape(last):
+                    return None
+                waiting.append((edge[0], False))
+    order = [*dict.fromkeys(order)]
+    if len(order) > MOST_OPERATORS:
         return None
-    return tuple(found)
+    numbers: dict[Edge, int] = {source: 0} | {(node, 0): number for number, node in enumerate(order, 1)}
+    found = []
+    for node in order:
+        operands = tuple(None if edge[0] is None else numbers[edge] for edge in node.next_functions)
+        if (number := _number(node)) is None:
+            return None
+        found.append(Operator(_name(node) or "", operands, number))
+    return tuple(found), order
 
 
-def _number(node: Any) -> float:
-    """Return the number that an operator uses; 1 if autograd does not keep it. Raise LookupError for a tensor."""
-    name = _name(node)
+def _number(node: Any) -> float | None:
+    """Return the number that an operator uses; 1 where autograd does not keep it, and None if it is a tensor."""
+    name, edges = _name(node), node.next_functions
     if name == "Pow":
         return float(node._saved_exponent)
-    if name not in ("Mul", "Div") or node.next_functions[1][0] is not None:
+    if name not in ("Mul", "Div") or all(edge[0] is not None for edge in edges):
         return 1.0
-    other = node._saved_other
-    if other is None or other.dim():
-        raise LookupError
-    return float(other)
+    if edges[0][0] is None and name == "Div":  # the dividend is not kept
+        return None
+    return _number_of(node._saved_self if edges[0][0] is None else node._saved_other)
+
+
+def _number_of(kept: Any) -> float | None:
+    """Return a kept operand that is one number; None for a tensor."""
+    return None if kept is None or kept.dim() else float(kept)
 
 
 def _values(tensor: Tensor) -> tuple[float, ...]:
-    """Return elements at the same places of tensors of one shape, whatever their layout in memory."""
-    corner = tensor.detach()[tuple(slice(CORNER) for _ in tensor.shape)]
-    return tuple(corner.reshape(-1)[:COMPARED].tolist())
+    """Return elements at equal distances of each other, at the same places of tensors of one shape."""
+    flat = torch.linspace(0, tensor.numel() - 1, COMPARED, dtype=torch.float64).long()
+    return tuple(tensor.detach()[torch.unravel_index(flat, tensor.shape)].tolist())
 
 
 def _is_elementwise(node: Any) -> bool:
@@ -250,10 +302,11 @@ def _is_elementwise(node: Any) -> bool:
     return name in _OF_TWO or name in _OF_ONE or (name == "Pow" and isinstance(node._saved_exponent, (int, float)))
 
 
-def _name(node: Any) -> str:
-    name: str = node.name()
-    return name.partition("Backward")[0]
+def _name(node: Any) -> str | None:
+    """Return the name of an operator of torch with one result; None for other nodes."""
+    found = _OPERATOR.fullmatch(node.name())
+    return found[1] if found and len(node._input_metadata) == 1 else None
 
 
 def _shape(node: Any) -> tuple[int, ...]:
-    return tuple(node._input_metadata[0].shape) if len(node._input_metadata) == 1 else ()
+    return tuple(node._input_metadata[0].shape)

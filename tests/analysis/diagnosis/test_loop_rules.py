@@ -1413,15 +1413,14 @@ def test_part_of_the_loss_is_not_done_less_often_whatever_its_name() -> None:
     )
 
 
-def test_bound_of_a_part_of_the_loss_leaves_no_backward() -> None:
-    """Fewer operators before the loss have less of backward, too."""
+def test_part_of_the_loss_has_no_bound() -> None:
+    """Other operators before the loss change its backward, too."""
     row = own("Policy.bound", 8, 0.025)
     (before,) = causes(loop({"own_python": [row]}, other=0.03))
     (of_loss,) = causes(loop({"own_python": [row | {"feeds_loss": True}]}, other=0.03))
     assert before.share == pytest.approx(of_loss.share)
     assert before.at_best is not None
-    assert of_loss.at_best is not None
-    assert before.at_best - of_loss.at_best > 0.9 * PHASES["backward"]
+    assert of_loss.at_best is None
 
 
 def test_other_time_without_samples_is_unknown() -> None:
