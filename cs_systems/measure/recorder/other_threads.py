@@ -106,6 +106,7 @@ class OtherThreads(FewSteps):
         """Note the lines at which the other threads are, and whether they hold up this one."""
         with without_collector():  # a collection in this call can wait forever for a thread that starts (CPython 3.11)
             frames = sys._current_frames()
+        frames.pop(threading.get_ident(), None)  # this call's own, which holds `frames`: a cycle with all its callers
         here = threading.get_native_id()
         working: list[int] = []
         for thread in threading.enumerate():

@@ -101,7 +101,7 @@ def shares(monkeypatch: pytest.MonkeyPatch, later: dict[int, tuple[float, float]
     here, other = SimpleNamespace(name="main", ident=1, native_id=10), SimpleNamespace(name="a", ident=2, native_id=20)
     names = {
         "time": SimpleNamespace(perf_counter=lambda: next(now)),
-        "threading": SimpleNamespace(get_native_id=lambda: 10, enumerate=lambda: [here, other]),
+        "threading": SimpleNamespace(get_ident=lambda: 1, get_native_id=lambda: 10, enumerate=lambda: [here, other]),
         "sys": SimpleNamespace(_current_frames=lambda: frames),
     }
     for name, value in names.items():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -163,6 +165,46 @@ def test_stop_ends_the_script_after_its_last_recorded_step(style: str, tmp_path:
     assert (len(samples(timed)), len(samples(profiled))) == (3, 4)  # the profile keeps the last clean ones
     assert "of 2 steps" not in " ".join(caveat.message for caveat in timed.warnings)
     assert (torch.autograd._engine_run_backward, len(_global_optimizer_post_hooks)) == before
+
+
+class Held:
+    """Object that lives as long as the graph of a step."""
+
+
+class Holds(torch.autograd.Function):
+    """Identity with a graph that holds an object."""
+
+    held: ClassVar[list[weakref.ref[Held]]] = []
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        context.held = Held()
+        Holds.held.append(weakref.ref(context.held))
+        return x.clone()
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def test_recording_keeps_no_graph_alive_where_nothing_collects_cycles(tmp_path: Path) -> None:
+    recorder = ScriptRecorder("held", out=tmp_path, warmup=6, steps=4, profile="none")
+    model = styles.two_layers(4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    Holds.held.clear()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(16):
+            loss = Holds.apply(model(torch.ones(2, 4))).sum()
+            loss.backward(retain_graph=True)
+            optimizer.step()
+            del loss
+            assert [each for each in Holds.held if each() is not None] == []
+    finally:
+        gc.enable()
+        recorder.close()
+    assert len(Holds.held) == 16
 
 
 def test_stop_with_stacks_ends_the_script_after_the_steps_in_which_they_were_sampled(tmp_path: Path) -> None:
