@@ -202,8 +202,12 @@ def filled(row: TrialRow, record: RunRecord, start: RunRecord) -> TrialRow:
 def in_words(found: Judgement, word: str = "fast") -> str:
     """Return how many times as fast something is, with its interval, and whether the gain is certain."""
     low, high = (1 / end if end else None for end in (found.high, found.low))
+    times = f"{1 / found.ratio:.2f}"
+    if not found.is_sure and not found.is_gain:  # its interval is of other programs' processes
+        return f"no sure gain: in too few processes for an interval, {times} times as {word}"
     spread = f" ({low:.2f} … {high:.2f})" if low and high and low != high else ""
-    return f"{'' if found.is_gain else 'no sure gain: '}{1 / found.ratio:.2f}{spread} times as {word}"
+    is_loss = high is not None and high < 1
+    return f"{'' if found.is_gain else 'a loss: ' if is_loss else 'no sure gain: '}{times}{spread} times as {word}"
 
 
 def errors(trials: Sequence[TrialRow]) -> list[float]:

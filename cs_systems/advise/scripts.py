@@ -93,7 +93,7 @@ class ScriptBench(Budgeted):
         if known := _recorded(folder):
             self.knows()
             return known
-        if self.may_fork and self._imports() is None:
+        if self.may_fork and self.sampled() is None:
             first = self.folder / FIRST
             of_first = {"imports": first / IMPORTS, "out": first / SAMPLED}
             paths = {name: str(path.absolute()) for name, path in of_first.items()}

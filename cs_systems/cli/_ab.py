@@ -358,8 +358,9 @@ def _sentence(compared: Compared, standing: Standing) -> str:
     if not standing.pairs:
         return f"nothing was compared: {compared.ended}{longer}"
     find = _percent(compared.test.find)
-    low, high = (UNKNOWN if limit is None else f"{limit:.3f}" for limit in (standing.low, standing.high))
-    times = f"{standing.ratio:.3f} ({low} … {high}) times as long as A"
+    limits = [UNKNOWN if limit is None else f"{limit:.3f}" for limit in (standing.low, standing.high)]
+    interval = f" ({' … '.join(limits)})" if {*limits} != {UNKNOWN} else ""
+    times = f"{standing.ratio:.3f}{interval} times as long as A"
     after = f"after {counted(standing.pairs, 'pair')}"
     seen = "no slowdown could have been seen yet"
     if standing.resolution is not None:

@@ -69,7 +69,7 @@ LEVERS = {
 HEALTHY = ("healthy_accumulation", "healthy_augmentations", "healthy_lstm", "healthy_plain", "healthy_two_optimizers")
 ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "100", "OMP_NUM_THREADS": "1"}
 BY_HAND = "write by hand, because the place was not found"
-DIFF = re.compile(r"^the diff, in a copy of the folder: (?:no sure gain: )?([\d.]+)", re.MULTILINE)
+DIFF = re.compile(r"^the diff, in a copy of the folder: \D*([\d.]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)

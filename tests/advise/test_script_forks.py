@@ -168,3 +168,11 @@ def sessions(process: Path) -> str:
         return ""
     lines = [] if "State:\tZ" in text else text.splitlines(keepends=True)
     return next((line for line in lines if line.startswith("NSsid:")), "")
+
+
+def test_first_process_runs_once_if_it_leaves_no_imports(bench: ScriptBench) -> None:
+    bench.measure(ScriptPlan(), 0)
+    (bench.folder / FIRST / IMPORTS).unlink()
+    written_ns = (bench.folder / FIRST / "log.txt").stat().st_mtime_ns
+    assert bench.measure(ScriptPlan(), 1).status == "ok"
+    assert (bench.folder / FIRST / "log.txt").stat().st_mtime_ns == written_ns

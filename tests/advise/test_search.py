@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from cs_systems.advise.answer import Answer, command_words, errors, row_of
+from cs_systems.advise.answer import Answer, command_words, errors, in_words, row_of
 from cs_systems.advise.judge import FEW_PAIRS, GOALS, PROOF_LEVEL, Judgement, Seen, judge_time, level_after
 from cs_systems.advise.lever import Proposal, ScriptPlan, Situation, all_levers, proposals
 from cs_systems.advise.levers import fused_parts
@@ -682,3 +682,19 @@ def test_records_that_are_not_compared_show_how_processes_vary() -> None:
     first, second = (search._measure(START) for _ in range(2))
     other = search._measure(replace(START, precision=Precision.BF16))
     assert search._others(first) == [[second], [other]]
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (Judgement(True, 0.5, 0.4, 0.625), "2.00 (1.60 … 2.50) times as fast"),
+        (Judgement(None, 0.8, 0.4, 1.6), "no sure gain: 1.25 (0.62 … 2.50) times as fast"),
+        (Judgement(False, 1.25, 1.1, 1.6), "a loss: 0.80 (0.62 … 0.91) times as fast"),
+        (
+            Judgement(None, 0.8, 0.7, 0.9, is_sure=False),
+            "no sure gain: in too few processes for an interval, 1.25 times as fast",
+        ),
+    ],
+)
+def test_words_of_a_judgement_do_not_contradict_its_interval(found: Judgement, words: str) -> None:
+    assert in_words(found) == words

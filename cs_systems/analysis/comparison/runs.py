@@ -227,8 +227,9 @@ def _left_out(a: Sequence[RunRecord], b: Sequence[RunRecord]) -> Iterable[str]:
 
 def _of_latest_version(records: Sequence[RunRecord]) -> list[RunRecord]:
     """Return the records without those of a cell whose code differs from the code of its latest record."""
-    latest = {record.key: record for record in records}
-    return [record for record in records if are_of_one_version(record, latest[record.key])]
+    cells = [record.run_config.key() for record in records]  # a record's own key holds the number of its repetition
+    latest = dict(zip(cells, records, strict=True))
+    return [record for cell, record in zip(cells, records, strict=True) if are_of_one_version(record, latest[cell])]
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -505,7 +505,7 @@ class ScriptRecorder(Recorder):
         return f"let it run longer, or, if it updates its parameters itself, {REMEDIES['no-optimizer']}"
 
     def _why_unsampled(self) -> UnsampledRow:
-        if not self._stop or self._has_stacks:
+        if not self._stop or self._has_stacks or self._found < self._all_steps:
             return super()._why_unsampled()
         return {"reason": "--stop ended the script before its stack was sampled", "remedy": "leave out --stop"}
 

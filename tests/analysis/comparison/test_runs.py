@@ -387,7 +387,7 @@ def test_earlier_version_of_a_script_is_left_out_of_a_comparison() -> None:
     def run(digest: str, seconds: float, repeat: int = 0) -> RunRecord:
         config = RunConfig(workload="loop train", rounds=1)
         ran: Any = [{"workload_sha256": digest}] if digest else [{}]
-        return replace(record(config, seconds, repeat), results={"ran": ran})
+        return replace(record(config, seconds, repeat), key=f"{digest}-{repeat}", results={"ran": ran})
 
     found = compare([run("old", 9.0), run("new", 1.0, 1), run("new", 1.0, 2)], [run("other", 1.0)])
     assert found.rows[0]["a_median_s"] == pytest.approx(1.0, rel=0.01)

@@ -228,6 +228,18 @@ def test_stop_with_stacks_ends_the_script_after_the_steps_in_which_they_were_sam
     assert any("sleep" in str(row) or Path(__file__).name in str(row) for row in record.results["own_python"])
 
 
+def test_script_that_ends_before_its_last_step_was_not_ended_by_stop(tmp_path: Path) -> None:
+    recorder = ScriptRecorder("short", stop=True, out=tmp_path, warmup=1, steps=50, profile="none")
+    model = styles.two_layers(4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(12):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    recorder.close()
+    (row,) = recorder.records[0].results["unsampled"]
+    assert "--stop" not in str(row)
+
+
 def test_profile_of_a_stopped_script_may_wait_for_the_device_at_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
