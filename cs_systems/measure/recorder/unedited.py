@@ -467,6 +467,7 @@ class ScriptRecorder(Recorder):
         if self._state == "new":
             self._end_waiting()
         super().close(error)
+        self._finding.close()
         self._counting.close()
         if self._forward is not None and self._state == "new":
             self._forward.close(error)
