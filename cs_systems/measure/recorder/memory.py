@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from statistics import median
@@ -13,6 +14,7 @@ from cs_systems.machine.device import Device
 
 IN_USE = 1 / 3  # least share of the growth that the memory in use must show, by the medians of its outer thirds
 MEMORY_EVERY_S = 0.02  # least time between two readings of memory
+REST = 20.0  # times as long as a reading of the memory in use lasted until the next: glibc walks over all free pieces
 
 
 BLOCK_BYTES = 64  # of a small Python object, about
@@ -49,7 +51,7 @@ class Memory:
             self._file: int | None = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             self._file = None
-        self._last_s, self.held_bytes = 0.0, reader_of_held()
+        self._last_s, self._next_held_s, self.held_bytes = 0.0, 0.0, reader_of_held()
         self.clear()
 
     def close(self) -> None:
@@ -77,14 +79,17 @@ class Memory:
         third = len(sizes) // 3
         return not third or median(sizes[-third:]) - median(sizes[:third]) >= IN_USE * by_bytes
 
-    def read(self, now_s: float, step: int) -> None:
-        """Read both memories, unless the last reading is very recent."""
+    def read(self, now_s: float, step: int) -> bool:
+        """Read both memories, unless the last reading is very recent; return whether they were read."""
         if now_s - self._last_s < MEMORY_EVERY_S:
-            return
+            return False
         self._last_s = now_s
         if self._file is not None:
             self.host.append((step, int(os.pread(self._file, 200, 0).split()[1]) * self._page))
-            if self.held_bytes is not None:
+            if self.held_bytes is not None and now_s >= self._next_held_s:
+                begin_s = time.perf_counter()
                 self.held.append((step, self.held_bytes()))
+                self._next_held_s = now_s + REST * (time.perf_counter() - begin_s)
         if self._device.is_cuda:
             self.of_device.append((step, self._device.allocated_bytes()))
+        return True

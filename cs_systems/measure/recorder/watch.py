@@ -156,7 +156,9 @@ class Watch(Observer):
                 self._limit_s = SLOW * median(self.durations_s[-LATEST:])
         self._end_s, self._queued_before_s, self._cpu_before_s = now, queued_s, cpu_s
         number = len(self.durations_s)
-        self._memory.read(now, number)
+        if self._memory.read(now, number):  # which may take as long as many steps, and is no work of the next one
+            self._end_s, self._queued_before_s = time.perf_counter(), self._queue.total_s()
+            self._cpu_before_s = time.process_time()
         if not self._device.is_cuda:
             self._others.read(now, cpu_s, number)
         self._collections.step_begins(number)

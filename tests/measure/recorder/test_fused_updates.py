@@ -319,7 +319,8 @@ def test_unfused_optimizer_of_a_loop_is_named(fused: bool, tmp_path: Path) -> No
     assert ("unfused-optimizer" in {each.code for each in diagnose(recorder.records).diagnoses}) is not fused
 
 
-def test_small_share_is_not_tried(tmp_path: Path) -> None:
+def test_small_share_is_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_updates, "LEAST_SHARE", 0.9)
     model = nn.Linear(512, 512)
     optimizer = SGD(model.parameters(), 1e-3)
 

@@ -823,3 +823,15 @@ def test_steps_that_only_waited_for_a_core_do_not_begin_a_growth() -> None:
         assert row["first"] > 0.001
     finally:
         watch.close()
+
+
+def test_memory_in_use_is_read_less_often_where_a_reading_lasts_long() -> None:
+    memory = Memory(resolve("cpu"))
+    memory.held_bytes = lambda: time.sleep(0.01) or 1
+    began_s = time.perf_counter()
+    while (now_s := time.perf_counter()) < began_s + 0.5:
+        memory.read(now_s, 1)
+        time.sleep(0.005)
+    memory.close()
+    assert 2 <= len(memory.held) <= 3, "each rests for 20 times as long as it took"
+    assert len(memory.host) > len(memory.held)
