@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -25,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from cs_systems.analysis.comparison.loop_findings import ACTIVATION_FORMULAS, ActivationFormulaRow
-from cs_systems.measure.recorder.graph_size import MOST_NODES, nodes_below
+from cs_systems.measure.recorder.graph_size import MOST_NODES, nodes_below, operator_of, shape_of
 from cs_systems.measure.recorder.operator_times import compared_s
 from cs_systems.measure.recorder.warmup_graphs import WarmupGraphs
 
@@ -55,7 +54,6 @@ _OF_ONE: Mapping[str, Activation] = {
     "Softplus": functional.softplus,
 }
 Edge = tuple[Any, int]  # a node of the graph, and which of its results
-_OPERATOR = re.compile(r"(\w+)Backward0")  # the name of torch's own node; a function of the program has no number
 _TWICE = "BackwardBackward"  # in the name of a node of a second derivative
 
 
@@ -99,7 +97,7 @@ class ActivationFormulas(WarmupGraphs[Formula]):
             return
         new = [each for each in nodes if _name(each) == "Mul" and each._sequence_nr() not in self._seen]
         self._seen |= {each._sequence_nr() for each in new}
-        largest = sorted(new, key=lambda each: -math.prod(_shape(each)))
+        largest = sorted(new, key=lambda each: -math.prod(shape_of(each)))
         self._here.update(formulas(largest[:MOST_LOOKS]))
 
     def _step_ends(self) -> None:
@@ -131,7 +129,7 @@ class ActivationFormulas(WarmupGraphs[Formula]):
 def formulas(nodes: Iterable[Any]) -> Iterator[Formula]:
     """Yield the activations written as formulas that end with one of these multiplications."""
     for node in nodes:
-        if math.prod(_shape(node)) >= FEWEST_ELEMENTS:
+        if math.prod(shape_of(node)) >= FEWEST_ELEMENTS:
             try:
                 found = _formula(node)
             except RuntimeError:  # a kept tensor was changed in place, or is freed already
@@ -155,13 +153,13 @@ def _from(source: Edge, node: Any) -> Formula | None:
     if (function := _function(operators)) is None:
         return None
     factors = node._saved_self, node._saved_other
-    if any(each is None or tuple(each.shape) != _shape(node) for each in factors):
+    if any(each is None or tuple(each.shape) != shape_of(node) for each in factors):
         return None
     results = [one * other for one, other in zip(*map(_values, factors), strict=True)]
     inputs = next(_inputs(nodes, source), None)
     if inputs is None or not _has_results(function, inputs, results):
         return None
-    return Formula(function, _shape(node), node._input_metadata[0].dtype, operators)
+    return Formula(function, shape_of(node), node._input_metadata[0].dtype, operators)
 
 
 @functools.lru_cache(maxsize=256)
@@ -210,7 +208,7 @@ def _inputs(nodes: Sequence[Any], source: Edge) -> Iterator[tuple[float, ...]]:
         kept = [node._saved_self] if name in ("Mul", "Pow", "Erf", "Softplus") else []
         kept += [node._saved_other] if name == "Mul" else []
         for edge, tensor in zip(node.next_functions, kept, strict=False):
-            if edge[0] is None or tensor is None or tuple(tensor.shape) != _shape(node):
+            if edge[0] is None or tensor is None or tuple(tensor.shape) != shape_of(node):
                 continue
             divisor = 1.0
             while edge != source and (factor := _factor(edge[0])) is not None:
@@ -229,14 +227,14 @@ def _factor(node: Any) -> float | None:
 
 def _read_twice(last: Any) -> list[Edge]:
     """Return the tensors that several of the elementwise nodes near a node read, as a factor and as an input."""
-    near, shape, edges = [last], _shape(last), Counter[Edge]()
+    near, shape, edges = [last], shape_of(last), Counter[Edge]()
     for node in near:
         for edge in node.next_functions:
             if edge[0] is None:
                 continue
             edges[edge] += 1
             is_new = edge[0] not in near and len(near) < MOST_OPERATORS
-            if is_new and _is_elementwise(edge[0]) and _shape(edge[0]) == shape:
+            if is_new and _is_elementwise(edge[0]) and shape_of(edge[0]) == shape:
                 near.append(edge[0])
     return [edge for edge, count in edges.items() if count > 1]
 
@@ -258,7 +256,7 @@ def _operators(last: Any, source: Edge) -> tuple[tuple[Operator, ...], list[Any]
             for edge in node.next_functions:
                 if edge[0] is None or edge == source:
                     continue
-                if not _is_elementwise(edge[0]) or _shape(edge[0]) != _shape(last):
+                if not _is_elementwise(edge[0]) or shape_of(edge[0]) != shape_of(last):
                     return None
                 waiting.append((edge[0], False))
     order = [*dict.fromkeys(order)]
@@ -303,10 +301,5 @@ def _is_elementwise(node: Any) -> bool:
 
 
 def _name(node: Any) -> str | None:
-    """Return the name of an operator of torch with one result; None for other nodes."""
-    found = _OPERATOR.fullmatch(node.name())
-    return found[1] if found and len(node._input_metadata) == 1 else None
-
-
-def _shape(node: Any) -> tuple[int, ...]:
-    return tuple(node._input_metadata[0].shape)
+    """Return the name of an operator of torch that is no other form of it, such as `MulBackward1`."""
+    return operator_of(node) if node.name().endswith("0") else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from cs_systems.instrument.parameters import own_parameters
 
 MOST_NODES = 100_000
+_NODE = re.compile(r"(\w+)Backward\d")
 MOST_GRAPHS = 6  # that one observer looks through: with thousands of nodes, one takes some milliseconds
 # rates that one core of any machine exceeds, so that the bound is not below the real time
 ELEMENTS_PER_S, FLOPS_PER_S = 2e8, 5e9
@@ -270,6 +272,20 @@ def through_views(node: Any) -> Any:
     while node is not None and any(word in node.name() for word in _WHOLE):
         node = node.next_functions[0][0]
     return node
+
+
+def operator_of(node: Any) -> str | None:
+    """Return the name of torch's operator of a node with one result, such as `Mul`; None for other nodes.
+
+    A node's name ends with `Backward` and a digit, which that of a function of the program lacks.
+    """
+    found = _NODE.fullmatch(node.name())
+    return found[1] if found and len(node._input_metadata) == 1 else None
+
+
+def shape_of(node: Any) -> tuple[int, ...]:
+    """Return the shape of the result of a node with one result."""
+    return tuple(node._input_metadata[0].shape)
 
 
 def is_weight_of_a_layer(node: Any) -> bool:

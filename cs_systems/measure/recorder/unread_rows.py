@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections import defaultdict
 from statistics import median
 from typing import Any, NamedTuple
@@ -21,14 +20,19 @@ import torch
 from torch import Tensor, nn
 
 from cs_systems.analysis.comparison.loop_findings import UNREAD_ROWS, UnreadRowsRow
-from cs_systems.measure.recorder.graph_size import inputs_first, is_weight_of_a_layer, through_views
+from cs_systems.measure.recorder.graph_size import (
+    inputs_first,
+    is_weight_of_a_layer,
+    operator_of,
+    shape_of,
+    through_views,
+)
 from cs_systems.measure.recorder.operator_times import compared_s
 from cs_systems.measure.recorder.warmup_graphs import WarmupGraphs
 
 MOST_READ = 0.25  # share of the rows; the other half of a batch is often used without a gradient
 FEWEST_ELEMENTS, MOST_ELEMENTS = 1 << 14, 1 << 25  # of a result; the latter also of the input and the weight
-# Nodes by their names before "Backward" and a digit, which a function of the program has not.
-_NODE = re.compile(r"(\w+)Backward\d+")
+# Names of operators.
 _PRODUCTS, _PICKS, _OF_ROWS = {"Addmm", "Mm"}, {"Select", "Slice"}, {"LogSoftmax", "Softmax"}
 _VIEWS = {"View", "UnsafeView", "ReshapeAlias", "Unsqueeze", "Squeeze", "Transpose", "Permute"}
 _OF_ELEMENTS = {"ToCopy", "Relu", "Gelu", "Tanh", "Sigmoid", "Silu", "NativeDropout", "Mul", "Add", "Sub", "Div"}
@@ -75,7 +79,7 @@ class UnreadRows(WarmupGraphs[_Layer]):
             for below, _ in node.next_functions:
                 if below is not None:
                     readers[below].append(node)
-            if _name(node) in _PRODUCTS:
+            if operator_of(node) in _PRODUCTS:
                 nodes.append(node)
         for node in nodes:
             number = node._sequence_nr()
@@ -90,7 +94,7 @@ class UnreadRows(WarmupGraphs[_Layer]):
         if weight is None or not is_weight_of_a_layer(weight):
             return None
         parameter = through_views(weight).variable
-        rows, outer = _shape(node)
+        rows, outer = shape_of(node)
         if (name := self._name_of(parameter)) is None:
             return None
         inner, dtype = parameter.numel() // outer, node._input_metadata[0].dtype
@@ -137,11 +141,11 @@ class UnreadRows(WarmupGraphs[_Layer]):
 
 def _rows_read(node: Any, readers: dict[Any, list[Any]]) -> int:
     """Return how many rows of a product's result are read, as far as the only reader of each result shows."""
-    now, shape = node, _shape(node)
+    now, shape = node, shape_of(node)
     width = shape[-1]
     while len(readers[now]) == 1 and _keeps_rows(readers[now][0], shape):
         (now,) = readers[now]
-        before, shape = shape, _shape(now)
+        before, shape = shape, shape_of(now)
         # with another dimension as long as the rows, none tells whether they are still the last
         if shape[-1:] != (width,) or max(before.count(width), shape.count(width)) > 1:
             return math.prod(before) // width
@@ -153,24 +157,13 @@ def _keeps_rows(node: Any, shape: tuple[int, ...]) -> bool:
 
     shape: of the result that the node reads.
     """
-    name = _name(node)
+    name = operator_of(node)
     with_gradients = [each for each, _ in node.next_functions if each is not None and not hasattr(each, "variable")]
     if name is None or len(with_gradients) != 1:
         return False
     if name in _OF_ROWS:
         return bool(node._saved_dim in (len(shape) - 1, (1 << 64) - 1))  # a negative one, unsigned
-    return name in _PICKS or name in _VIEWS or (name in _OF_ELEMENTS and _shape(node) == shape)
-
-
-def _name(node: Any) -> str | None:
-    """Return the name of an operator of torch with one result; None for other nodes."""
-    found = _NODE.fullmatch(node.name())
-    return found[1] if found and len(node._input_metadata) == 1 else None
-
-
-def _shape(node: Any) -> tuple[int, ...]:
-    """Return the shape of the result of a node with one result."""
-    return tuple(node._input_metadata[0].shape)
+    return name in _PICKS or name in _VIEWS or (name in _OF_ELEMENTS and shape_of(node) == shape)
 
 
 def _times_s(layer: _Layer, rows: int, read: int) -> tuple[float, float]:
