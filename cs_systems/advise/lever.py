@@ -18,7 +18,7 @@ from cs_systems.core.phases import Phase
 from cs_systems.core.statistics import MINIMUM_EFFECT
 from cs_systems.core.tables import Table, first_row
 from cs_systems.formulas.memory.forecast import Forecast
-from cs_systems.record import Environment, RunRecord
+from cs_systems.record import Environment, RunRecord, Sample
 
 PACKAGE = "levers"
 HOST_BOUND = 0.9  # share of the step that the host takes to submit it; above it, the device waits
@@ -163,20 +163,21 @@ class Situation:
     @property
     def computed_share(self) -> float:
         """Share of a usual step outside the wait for its batch; 1 if that was not timed."""
-        timed = self.record.measurement.timed if self.record and self.record.measurement else ()
-        waits = [sample.phases_s.get(Phase.INPUT, 0.0) / sample.wall_s for sample in timed if sample.wall_s]
+        waits = [sample.phases_s.get(Phase.INPUT, 0.0) / sample.wall_s for sample in self._timed if sample.wall_s]
         return 1 - median(waits) if waits else 1.0
+
+    @property
+    def _timed(self) -> Sequence[Sample]:
+        """Timed steps of the best cell; () before a measurement."""
+        return self.record.measurement.timed if self.record and self.record.measurement else ()
 
     def too_short(self, *phases: str, what: str) -> NotHere | None:
         """Return that phases of the present step are too short for a gain; None if they are not, or were not timed."""
-        share = self._share(*phases)
-        return None if share is None or share >= MINIMUM_EFFECT else f"{what} takes {share:.1%} of the step"
-
-    def _share(self, *phases: str) -> float | None:
-        """Return the share of the present steps that phases take; None if they were not timed."""
-        timed = self.record.measurement.timed if self.record and self.record.measurement else ()
-        times_s = [sample.phases_s[phase] for sample in timed for phase in phases if phase in sample.phases_s]
-        return sum(times_s) / sum(sample.wall_s for sample in timed) if times_s else None
+        times_s = [sample.phases_s[phase] for sample in self._timed for phase in phases if phase in sample.phases_s]
+        if not times_s:
+            return None
+        share = sum(times_s) / sum(sample.wall_s for sample in self._timed)
+        return None if share >= MINIMUM_EFFECT else f"{what} takes {share:.1%} of the step"
 
     @cached_property
     def host_s(self) -> float:

@@ -6,6 +6,7 @@ from cs_systems.analysis.comparison.loop_findings import CUT_SAMPLES
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis._forms import of_training
+from cs_systems.analysis.diagnosis.own_python import called_at
 
 FEWEST = 3  # steps
 REMEDY = "draw with rsample() there, which keeps the gradient"
@@ -17,7 +18,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if not rows:
         return None
     row = rows[0]
-    where = f"{row['function']}() at {row['place']}" if row["function"] else row["place"]
+    where = called_at(row["function"], row["place"], None)
     user = f", which {row['user']} takes," if row["user"] else ""
     cause = (
         f"{row['module']} gets no gradient through the sample of its {row['distribution']}{user} and learns from "

@@ -6,6 +6,7 @@ from cs_systems.analysis.comparison.loop_findings import EVALUATION_MODE
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis._forms import of_training
+from cs_systems.analysis.diagnosis.own_python import called_at
 
 FEWEST = 3  # steps in evaluation mode
 REMEDY = "call model.train() after each evaluation"
@@ -17,7 +18,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if not rows:
         return None
     row = rows[0]
-    where = f"{row['function']}() at {row['place']}" if row["function"] else row["place"]
+    where = called_at(row["function"], row["place"], None)
     words = {"dropout": "dropout is off", "statistics": "running statistics are fixed"}
     effects = " and ".join(text for name, text in words.items() if row[name])  # type: ignore[literal-required]
     cause = (

@@ -6,6 +6,7 @@ from cs_systems.analysis.comparison.loop_findings import LOADED_WEIGHTS
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis._forms import of_training
+from cs_systems.analysis.diagnosis.own_python import called_at
 
 REMEDY = "keep a copy: copy.deepcopy(model.state_dict())"
 
@@ -16,7 +17,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if not rows:
         return None
     row = rows[0]
-    where = f"{row['function']}() at {row['place']}" if row["function"] else row["place"]
+    where = called_at(row["function"], row["place"], None)
     cause = (
         f"{row['model']} loads its own tensors ({where}): state_dict() returned them without a copy, and "
         f"{row['steps']:,} steps have changed them since, so that loading does nothing"

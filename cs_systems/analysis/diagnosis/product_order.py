@@ -9,6 +9,7 @@ from typing import NamedTuple
 from cs_systems.analysis.comparison.loop_findings import INNER_LINES, PRODUCT_ORDERS
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis.own_python import called_at
 from cs_systems.config import Phase
 from cs_systems.core.units import counted
 
@@ -70,7 +71,7 @@ def place_of_products(evidence: Evidence, named: re.Pattern[str] = _PRODUCT) -> 
     if len({(row["function"], row["place"].partition(":")[0]) for row in lines}) != 1:
         return ""
     line = max(lines, key=lambda row: row["time_s"])
-    return f"{line['function']}() at {line['place']}" if line["function"] else line["place"]
+    return called_at(line["function"], line["place"], None)
 
 
 RULE = Rule(find, refines=("small-operators",))

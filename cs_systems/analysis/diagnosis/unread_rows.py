@@ -7,6 +7,7 @@ import re
 from cs_systems.analysis.comparison.loop_findings import INNER_LINES, UNREAD_ROWS
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis.own_python import called_at
 from cs_systems.analysis.diagnosis.product_order import saved
 from cs_systems.core.units import counted
 
@@ -37,7 +38,7 @@ def _place(evidence: Evidence, layer: str) -> str:
     lines = [row for row in INNER_LINES.of(evidence.tables) if called.search(row["source"])]
     if len({row["place"] for row in lines}) != 1:
         return ""
-    return f"{lines[0]['function']}() at {lines[0]['place']}" if lines[0]["function"] else lines[0]["place"]
+    return called_at(lines[0]["function"], lines[0]["place"], None)
 
 
 RULE = Rule(find, refines=("small-operators",))

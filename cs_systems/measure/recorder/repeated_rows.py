@@ -92,13 +92,7 @@ class RepeatedRows(WarmupGraphs[Lookup]):
 
     def _name_of(self, node: Any) -> str | None:
         leaf = getattr(node.next_functions[0][0], "variable", None)
-        names = (
-            f"{type(model).__name__}.{name}"
-            for model in self._subject.models
-            for name, each in model.named_parameters()
-            if each is leaf
-        )
-        return None if leaf is None else next(names, None)
+        return None if leaf is None else self._subject.name_of(leaf)
 
     def end(self) -> None:
         if len(self._steps) >= FEWEST_STEPS:

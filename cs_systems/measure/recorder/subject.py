@@ -59,6 +59,16 @@ class Subject:
         of_models = {id(p) for model in self.models for p in model.parameters()}
         return of_models | {id(p) for p in parameters_of(*self.optimizers)}
 
+    def name_of(self, parameter: Tensor) -> str | None:
+        """Return a parameter's name in the first model that has it, such as `Net.head.weight`; None for others."""
+        names = (
+            f"{type(model).__name__}.{name}"
+            for model in self.models
+            for name, each in model.named_parameters()
+            if each is parameter
+        )
+        return next(names, None)
+
     def forget(self) -> None:
         """Forget the program's objects, because the program may delete them from now on."""
         self.models, self.optimizers = [], []

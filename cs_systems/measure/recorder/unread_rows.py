@@ -10,7 +10,6 @@ The layer is timed after the last step, with all rows and with those that are re
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import defaultdict
 from statistics import median
@@ -32,7 +31,7 @@ from cs_systems.measure.recorder.warmup_graphs import WarmupGraphs
 
 MOST_READ = 0.25  # share of the rows; the other half of a batch is often used without a gradient
 FEWEST_ELEMENTS, MOST_ELEMENTS = 1 << 14, 1 << 25  # of a result; the latter also of the input and the weight
-# Names of operators.
+# Names of operators of torch.
 _PRODUCTS, _PICKS, _OF_ROWS = {"Addmm", "Mm"}, {"Select", "Slice"}, {"LogSoftmax", "Softmax"}
 _VIEWS = {"View", "UnsafeView", "ReshapeAlias", "Unsqueeze", "Squeeze", "Transpose", "Permute"}
 _OF_ELEMENTS = {"ToCopy", "Relu", "Gelu", "Tanh", "Sigmoid", "Silu", "NativeDropout", "Mul", "Add", "Sub", "Div"}
@@ -102,14 +101,13 @@ class UnreadRows(WarmupGraphs[_Layer]):
 
     def _name_of(self, weight: Tensor) -> str | None:
         """Return the name of the nn.Linear with this weight, else of the weight; a head may share an embedding's."""
-        for model in self._subject.models:
-            layers = (
-                name for name, each in model.named_modules() if isinstance(each, nn.Linear) and each.weight is weight
-            )
-            weights = (name for name, each in model.named_parameters() if each is weight)
-            if (name := next(itertools.chain(layers, weights), None)) is not None:
-                return f"{type(model).__name__}.{name}" if name else type(model).__name__
-        return None
+        layers = (
+            f"{type(model).__name__}.{name}".rstrip(".")
+            for model in self._subject.models
+            for name, each in model.named_modules()
+            if isinstance(each, nn.Linear) and each.weight is weight
+        )
+        return next(layers, None) or self._subject.name_of(weight)
 
     def _step_ends(self) -> None:
         others = {each.layer.name for each in self._products.values() if not each.is_told}
