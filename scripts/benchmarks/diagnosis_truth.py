@@ -67,6 +67,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "broadcast-sums": ("elementwise-chain",),
     "cached-memory": ("cached-memory",),
     "cpu-offload": ("cpu-offload",),
+    "flat-operators": ("cut-gradients",),
     "cut-samples": ("cut-gradients",),
     "data-input": ("data-loading",),
     "decompositions": ("decompositions",),

@@ -314,6 +314,17 @@ class CutSamplesRow(TypedDict):
     steps: int
 
 
+class FlatOperatorsRow(TypedDict):
+    """Parameters that the loss reaches only through operators with a derivative of 0."""
+
+    operators: str  # the last ones on the way from the parameters to the loss
+    function: str  # that calls the operator; "" if it is not known
+    place: str
+    module: str  # the innermost one with all of these parameters
+    parameters: int
+    steps: int  # in which they got gradients of zeros
+
+
 class CovariancesRow(TypedDict):
     """Multivariate normal distributions with diagonal matrices that one line makes."""
 
@@ -746,6 +757,7 @@ RATE_FACTORS = Table("rate_factors", RateFactorRow, "factors of the learning rat
 RANDOM_DRAWS = Table("random_draws", RandomDrawRow, "random numbers that are the same in each step")
 MANY_DRAWS = Table("many_draws", ManyDrawsRow, "random numbers that many calls draw")
 EVALUATION_MODE = Table("evaluation_mode", EvaluationModeRow, "models that train in evaluation mode")
+FLAT_OPERATORS = Table("flat_operators", FlatOperatorsRow, "parameters with gradients of zeros")
 CUT_SAMPLES = Table("cut_samples", CutSamplesRow, "samples that cut a gradient")
 COVARIANCES = Table("covariances", CovariancesRow, "normal distributions with diagonal matrices")
 EMPTY_CLIPPING = Table("empty_clipping", EmptyClippingRow, "calls that clip no gradient")

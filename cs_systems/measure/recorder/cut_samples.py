@@ -28,7 +28,7 @@ from cs_systems.measure.recorder.guard import as_guest
 from cs_systems.measure.recorder.observers import Period, Replacing, is_profiled
 from cs_systems.measure.recorder.operator_times import is_packing, packing_noted
 from cs_systems.measure.recorder.stacks import Line, function_of, own_lines, place_of
-from cs_systems.measure.recorder.subject import Subject
+from cs_systems.measure.recorder.subject import Subject, module_with
 from cs_systems.measure.recorder.tracker import Tracker
 
 MOST_DRAWS, MOST_CALLS = 8, 64  # of a step: samples, and divergences with the graphs of their distributions
@@ -181,11 +181,7 @@ class CutSamples(Replacing):
         self._start()
 
     def _row(self, key: _Key) -> CutSamplesRow | None:
-        names = {
-            id(parameter): f"{type(model).__name__}.{name}"
-            for model in self._subject.models
-            for name, parameter in model.named_parameters()
-        }
+        names = self._subject.names()
         trained = [name for which, name in names.items() if which in self._leaves[key] - self._others]
         if not trained:
             return None
@@ -194,7 +190,7 @@ class CutSamples(Replacing):
             "distribution": kind,
             "function": function_of(line),
             "place": place_of(line),
-            "module": _common(trained),
+            "module": module_with(trained),
             "parameters": len(trained),
             "user": (names.get(self._users.get(key, 0)) or "").rpartition(".")[0] or None,
             "steps": self._steps[key],
@@ -306,11 +302,3 @@ def _has(operand: Tensor, sample: Tensor) -> bool:
     if len(rows) != len(values) or rows.shape[1] < width:
         return False
     return torch.equal(rows[:, :width], values) or torch.equal(rows[:, -width:], values)
-
-
-def _common(names: list[str]) -> str:
-    """Return the innermost module with all of these parameters, by their names."""
-    parts = [name.split(".")[:-1] for name in names]
-    first = parts[0]
-    same = next((i for i, part in enumerate(first) if any(each[i : i + 1] != [part] for each in parts)), len(first))
-    return ".".join(first[: max(1, same)])

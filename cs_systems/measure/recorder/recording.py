@@ -39,6 +39,7 @@ from cs_systems.measure.recorder.double_softmax import DoubleSoftmax
 from cs_systems.measure.recorder.empty_clipping import EmptyClipping
 from cs_systems.measure.recorder.energy import Energy
 from cs_systems.measure.recorder.evaluation_mode import EvaluationMode
+from cs_systems.measure.recorder.flat_operators import FlatOperators
 from cs_systems.measure.recorder.fused_updates import FusedUpdates
 from cs_systems.measure.recorder.hook_numbers import HookNumbers
 from cs_systems.measure.recorder.input_gradients import InputGradients
@@ -151,7 +152,7 @@ class Recording:
             self._outcome, RemadeOptimizers(), LearningRates(), DoubleSoftmax(), Unregistered(of),
             SlowSettings(of), PairedTargets(), InputGradients(of), Energy(of), OtherThreads(of), self._mode,
             self._loaded, RandomDraws(tracker, hidden, compiled), EmptyClipping(tracker), RepeatedRows(of, compiled),
-            CutSamples(of, tracker), Covariances(of, tracker, compiled), ProductOrders(of, compiled),
+            FlatOperators(of), CutSamples(of, tracker), Covariances(of, tracker, compiled), ProductOrders(of, compiled),
             SparseFactors(of, compiled), UnreadRows(of, compiled), ActivationFormulas(of, compiled), SameDerivatives(),
             DistributionChecks(tracker), FusedUpdates(of), Denormals(hidden), SingleElements(tracker, compiled),
         ]  # fmt: skip

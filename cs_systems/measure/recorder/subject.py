@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -16,6 +17,14 @@ from cs_systems.record import Row
 def parameters_of(*optimizers: Optimizer) -> list[Tensor]:
     """Return the parameters that optimizers hold."""
     return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+
+
+def module_with(names: Sequence[str]) -> str:
+    """Return the innermost module with all of these parameters, by their names."""
+    parts = [name.split(".")[:-1] for name in names]
+    first = parts[0]
+    same = next((i for i, part in enumerate(first) if any(each[i : i + 1] != [part] for each in parts)), len(first))
+    return ".".join(first[: max(1, same)])
 
 
 @dataclass
@@ -68,6 +77,14 @@ class Subject:
             if each is parameter
         )
         return next(names, None)
+
+    def names(self) -> dict[int, str]:
+        """Return the same names of all parameters of the models, by the parameter's `id`."""
+        return {
+            id(parameter): f"{type(model).__name__}.{name}"
+            for model in self.models
+            for name, parameter in model.named_parameters()
+        }
 
     def forget(self) -> None:
         """Forget the program's objects, because the program may delete them from now on."""

@@ -121,6 +121,8 @@ COVARIANCE = {"given": "covariance_matrix", "rows": 12, "function": "Agent.polic
               "time_s": 0.05, "steps": 12}  # fmt: skip
 CUT = {"distribution": "Normal", "function": "Net.forward", "place": "train.py:8", "module": "Net.encoder",
        "parameters": 4, "user": "Net.decoder.0", "steps": 6}  # fmt: skip
+FLAT = {"operators": "round", "function": "Net.forward", "place": "train.py:8", "module": "Net.encoder",
+        "parameters": 4, "steps": 6}  # fmt: skip
 DRAWN = {"drawn": "torch.randn", "shape": "16 × 8", "function": "Noise.add", "place": "train.py:8", "steps": 4}
 SETTING = {"setting": "fp16", "is_autocast": True, "layers": 8, "time_s": 0.05, "usual_s": 0.01}
 SAME_ROWS = {"tensor": "Net.table", "shape": "225 × 12", "index": "16 × 64 × 64", "copies": 16, "lookups": 2,
@@ -465,6 +467,13 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         "kl_divergence alone: Net.forward() at train.py:8 calls sample(), which cuts the gradient: draw with rsample() "
         "there, which keeps the gradient",
     ),
+    "flat-operators": (
+        loop({"flat_operators": [FLAT]}),
+        None,
+        "4 parameters in Net.encoder get gradients of zeros alone: the loss reaches them only through round() in "
+        "Net.forward() at train.py:8, with a derivative of 0 everywhere: pass the gradient straight through it: "
+        "x + (x.round() - x).detach() in place of x.round()",
+    ),
     "gradients-not-reduced": (
         loop({"unreduced_gradients": [UNREDUCED]}),
         None,
@@ -770,6 +779,9 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "cut-samples: 3 steps": (
         {"cut_samples": [CUT | {"steps": 2}]}, {"cut_samples": [CUT | {"steps": 3}]},
+    ),
+    "flat-operators: 3 steps": (
+        {"flat_operators": [FLAT | {"steps": 2}]}, {"flat_operators": [FLAT | {"steps": 3}]},
     ),
     "empty-clipping: 2 steps": (
         {"empty_clipping": [CLIPPED | {"steps": 1, "of_steps": 1}]},
@@ -2170,3 +2182,12 @@ def test_short_calls_are_counted_as_in_the_fastest_step(fastest_s: float, is_sma
 def test_garbage_collections_in_an_optimizer_are_no_optimizer_of_the_script() -> None:
     row = own(COLLECTOR, 8, 0.05, phase="optimizer") | {"place": ""}
     assert causes(loop({"own_python": [row]}, optimizer=0.06)) == ()
+
+
+def test_single_parameter_behind_several_flat_operators_has_no_place() -> None:
+    row = FLAT | {"operators": "floor, round", "place": "", "function": "", "parameters": 1}
+    (found,) = causes(loop({"flat_operators": [row]}))
+    assert found.sentence.startswith(
+        "1 parameter in Net.encoder gets gradients of zeros alone: the loss reaches it only through floor() or "
+        "round(), with a derivative"
+    )

@@ -33,6 +33,7 @@ from tests.measure.recorder.trainings import (
 
 CODES = {code for _, code in FAULTS.values()} | {"double-precision", "own-tools"}
 WRONG = {
+    "flat-operators",
     "replaced-parameters",
     "remade-optimizers",
     "samples-as-time",

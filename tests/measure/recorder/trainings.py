@@ -53,6 +53,12 @@ def update(optimizer: Optimizer, loss: Tensor) -> None:
 # Faults
 
 
+def signs_of_all_results() -> Step:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return lambda: update(optimizer, (model(batch()[0]).sign() - 1).square().mean())
+
+
 def rate_divided_in_each_step() -> Step:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -1279,6 +1285,7 @@ FAULTS: dict[str, tuple[Callable[[], Step], str]] = {  # name → (the loop, the
     "accumulated_without_clearing": (accumulated_without_clearing, "gradients-not-cleared"),
     "cleared_too_early": (cleared_too_early, "no-update"),
     "optimizer_of_a_copy": (optimizer_of_a_copy, "no-update"),
+    "signs_of_all_results": (signs_of_all_results, "flat-operators"),
     "rate_of_zero": (rate_of_zero, "no-update"),
     "detached": (detached, "no-update"),
     "rounded_away": (rounded_away, "no-update"),
