@@ -14,7 +14,7 @@ import ast
 import inspect
 import linecache
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -109,7 +109,7 @@ class FlatOperators(FewSteps):
         }
 
 
-def _reached(nodes: Sequence[Any], ends: Iterable[str] = FLAT) -> tuple[set[Any], list[Any]]:
+def _reached(nodes: Sequence[Any], ends: Container[object] = FLAT) -> tuple[set[Any], list[Any]]:
     """Return the nodes on all paths from these nodes, and those of the operators at which the paths end."""
     waiting, ending = [*nodes], list[Any]()
     seen = {*waiting}
