@@ -665,13 +665,15 @@ class OwnToolRow(TypedDict):
 
 
 class IteratorsRow(TypedDict):
-    """Timed steps in which a data loader began an iterator, and thus started workers unless they are persistent.
+    """Timed steps in which a data loader began an iterator.
 
-    collated: steps with a batch that it put together from single rows of a TensorDataset.
+    started: steps in which it also started worker processes. collated: steps with a batch that it put together from
+    single rows of a TensorDataset.
     """
 
     steps: int
     with_new: int
+    started: NotRequired[int]
     collated: NotRequired[int]
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 from cs_systems.analysis.attribution.host_work import host_work
 from cs_systems.analysis.attribution.slow_steps import beyond
 from cs_systems.analysis.attribution.usual_steps import START_UP, Usual
 from cs_systems.analysis.comparison.loop_findings import COLLECTIONS, ITERATORS, SLOW_STEPS, SlowStepsRow
 from cs_systems.analysis.diagnosis import WORTH, Diagnosis, Rule
-from cs_systems.analysis.diagnosis._evidence import MOSTLY, Evidence
+from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis.data_input import REMEDY as LOAD
 from cs_systems.analysis.diagnosis.garbage_collection import FEWEST
 from cs_systems.analysis.diagnosis.own_python import called_at
@@ -31,9 +32,7 @@ IN_EACH_STEP = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.CLIP, Phase.OPT
 EVALUATION = "evaluate less often or on fewer batches"
 LOOK = "see what the loop does there besides a usual step"
 REMEDY = "do this less often, or make it faster"
-KEEP_WORKERS = (
-    "make the data loader once, keep its workers between epochs (persistent_workers=True), and raise its num_workers"
-)
+KEEP_WORKERS = "make the data loader once, and keep its workers between epochs (persistent_workers=True)"
 
 
 def steps_of(row: SlowStepsRow) -> str:
@@ -61,10 +60,10 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if not rows or not (most := max(rows, key=lambda row: row["extra_s"]))["total_s"]:
         return None
     total_s, extra_s = most["total_s"], most["extra_s"]
-    started = most.get("waits_for_batch") and _begins_iterators(most, evidence)
-    is_of_epochs = started and extra_s > MOSTLY * total_s
-    is_of_input = most.get("waits_for_batch") and evidence.step_s and evidence.input_s >= WORTH * evidence.step_s
-    if is_of_input and not is_of_epochs:
+    begun = most.get("waits_for_batch") and _are_with(most, evidence, "with_new")
+    input_share = evidence.input_s / evidence.step_s if evidence.step_s and most.get("waits_for_batch") else 0.0
+    is_of_epochs = begun and extra_s > input_share * total_s
+    if input_share >= WORTH and not is_of_epochs:
         return None  # the rule of the input reports it
     collected = COLLECTIONS.first(evidence.tables)
     if collected is not None and collected["in_steps"] >= FEWEST and collected["time_s"] > extra_s / 2:
@@ -81,9 +80,8 @@ def find(evidence: Evidence) -> Diagnosis | None:
             work = host_work(calls or "")
             remedy = work.remedy if work else REMEDY
             if most.get("waits_for_batch"):
-                begins = "begins an iterator of the data loader and " if started else ""
+                begins, remedy = _beginning(most, evidence) if begun else ("", LOAD)
                 cause = f"{cause}, which {begins}loads the next batch"
-                remedy = KEEP_WORKERS if started else LOAD
     else:
         remedy = LOOK
     is_once = most["steps"] == 1
@@ -101,10 +99,21 @@ def find(evidence: Evidence) -> Diagnosis | None:
     )
 
 
-def _begins_iterators(row: SlowStepsRow, evidence: Evidence) -> bool:
-    """Return whether as many of the timed steps began an iterator of a data loader as are slow."""
+def _beginning(row: SlowStepsRow, evidence: Evidence) -> tuple[str, str]:
+    """Return what slow steps do that begin an iterator of a data loader, and the remedy."""
+    if _are_with(row, evidence, "started"):
+        return "starts the workers of the data loader again and ", KEEP_WORKERS
+    known = any("started" in each for each in ITERATORS.of(evidence.tables))  # old records do not tell
+    return "begins an iterator of the data loader and ", LOAD if known else KEEP_WORKERS
+
+
+def _are_with(row: SlowStepsRow, evidence: Evidence, name: Literal["with_new", "started"]) -> bool:
+    """Return whether as many of the timed steps began an iterator of a data loader, or started workers, as are slow."""
     found, every = ITERATORS.first(evidence.tables), row.get("every")
-    return found is not None and every is not None and abs(found["with_new"] - found["steps"] / every) <= 1
+    if found is None or every is None:
+        return False
+    count = found.get(name, 0)
+    return count > 0 and abs(count - found["steps"] / every) <= 1
 
 
 def _is_of_each_step(row: SlowStepsRow) -> bool:

@@ -92,7 +92,8 @@ def success(
     if differ:
         found = (*found, caveats.mixed_batches(differ))
     begun, collated = sum(each.iterators > 0 for each in inputs), sum(each.collates_rows for each in inputs)
-    row: IteratorsRow = {"steps": len(inputs), "with_new": begun, "collated": collated}
+    started = sum(each.starts_workers for each in inputs)
+    row: IteratorsRow = {"steps": len(inputs), "with_new": begun, "started": started, "collated": collated}
     iterators = ITERATORS.filled([row]) if begun or collated else {}
     found = tuple(replace(caveat, remedy=LOOP_REMEDIES.get(caveat.code, caveat.remedy)) for caveat in found)
     known = {"precision": precision, "graph_breaks": len(noted) or None, "compiled_graphs": compiled_graphs()[0]}

@@ -384,10 +384,17 @@ def _reads(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
 
 
 def _iterates(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Count an iterator that a loader makes in this step."""
+    """Count an iterator that a loader makes in this step, and note whether it starts workers."""
     if _tracker is not None:
         _tracker.iterators += 1
+        _tracker.starts_workers |= _starts_workers(args[0])
     return INPUT
+
+
+def _starts_workers(loader: dataloader.DataLoader[Any]) -> bool:
+    """Return whether an iterator of a loader starts processes, and does not keep those of the one before it."""
+    keeps = getattr(loader, "persistent_workers", False) and loader._iterator is not None
+    return getattr(loader, "num_workers", 0) > 0 and not keeps
 
 
 def _takes_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

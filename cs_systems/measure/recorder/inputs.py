@@ -17,13 +17,15 @@ Batch = Counter[tuple[tuple[int, ...], ...]]  # calls of the models in a step by
 class StepInputs(NamedTuple):
     """Calls of the models in one step, its tokens if the loop gave them, and the iterators that data loaders began.
 
-    collates_rows: data loaders have put all its batches together from single rows in memory.
+    collates_rows: data loaders have put all its batches together from single rows in memory. starts_workers: a data
+    loader has started worker processes.
     """
 
     calls: Counter[Call]
     tokens: int | None
     iterators: int = 0
     collates_rows: bool = False
+    starts_workers: bool = False
 
 
 def batches_of(inputs: Sequence[StepInputs]) -> list[Batch]:

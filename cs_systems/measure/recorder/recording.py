@@ -233,7 +233,8 @@ class Recording:
         is_warmup = len(self._warm) < stage.warmup
         timeline = tracker.end(synchronize=stage.is_recorded and not stage.is_timed)
         tokens = sum(self._given) if self._given else None
-        size = StepInputs(tracker.calls, tokens, tracker.iterators, bool(tracker.collates_rows))
+        collates_rows, starts_workers = bool(tracker.collates_rows), tracker.starts_workers
+        size = StepInputs(tracker.calls, tokens, tracker.iterators, collates_rows, starts_workers)
         self._given.clear()
         (self._warm if is_warmup else self._timed).append(Taken(timeline, *self._probes.compilations(), size))
         self._observers.step_recorded(self._count, timeline)

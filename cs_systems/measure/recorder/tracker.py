@@ -68,6 +68,7 @@ class Tracker(Guest):
         seen: all phases that have begun so far.
         calls: the number of calls of the models in this step by the result of `call_of`.
         iterators: the number of iterators that data loaders began in this step.
+        starts_workers: one of them starts worker processes.
         collates_rows: data loaders have put all batches of this step together from single rows in memory; None without
             a batch.
         has_workers: a data loader with workers has given a batch so far.
@@ -98,7 +99,7 @@ class Tracker(Guest):
         self._ranges, self._label, self.has_ranges = _Annotations(), OpenLabel(), False
         self.seen: set[str] = set()
         self.calls: Counter[Call] = Counter()
-        self.iterators = 0
+        self.iterators, self.starts_workers = 0, False
         self.collates_rows: bool | None = None
         self.has_workers = False
         self.before_next: Callable[[], object] | None = None
@@ -132,7 +133,7 @@ class Tracker(Guest):
         self._found.clear()
         self._in_loss, self._rest, self.stepped = False, self.idle, False
         self.calls = Counter()
-        self.iterators, self.collates_rows = 0, None
+        self.iterators, self.starts_workers, self.collates_rows = 0, False, None
         self.timeline = Timeline(self._clocks, self.idle)
         self._label.switch((), self._ranges)
         self._show()

@@ -1984,9 +1984,9 @@ def test_slow_steps_that_wait_for_a_batch_are_the_inputs() -> None:
     assert [one.code for one in apply_rules(loop(waiting)).diagnoses] == ["periodic-steps"]
 
 
-@pytest.mark.parametrize(("with_new", "extra_s", "first"), [(3, 4.1, "periodic-steps"), (3, 4.0, "data-input"),
-                                                           (9, 4.1, "data-input")])  # fmt: skip
-def test_workers_started_for_each_epoch_precede_the_wait_of_usual_steps(
+@pytest.mark.parametrize(("with_new", "extra_s", "first"), [(3, 2.5, "periodic-steps"), (3, 2.4, "data-input"),
+                                                           (9, 2.5, "data-input")])  # fmt: skip
+def test_workers_started_for_each_epoch_precede_a_shorter_wait_of_usual_steps(
     with_new: int, extra_s: float, first: str
 ) -> None:
     tables = {"slow_steps": [slow(every=10, waits_for_batch=True, extra_s=extra_s, without_gradients=False)],
@@ -1994,6 +1994,17 @@ def test_workers_started_for_each_epoch_precede_the_wait_of_usual_steps(
     sample = Sample(0, False, STEP_S, PHASES | {"input": 0.03}, PHASES)
     evidence = replace(loop(tables), measurement=Measurement("monotonic", (sample,) * 10, 0.0))
     assert apply_rules(evidence).diagnoses[0].code == first
+
+
+@pytest.mark.parametrize(("started", "says", "remedy"), [(3, "starts the workers", "persistent_workers=True"),
+                                                        (0, "begins an iterator", "num_workers")])  # fmt: skip
+def test_only_workers_that_are_started_again_are_to_be_kept(started: int, says: str, remedy: str) -> None:
+    tables = {"slow_steps": [slow(every=10, waits_for_batch=True, without_gradients=False)],
+              "iterators": [{"steps": 30, "with_new": 3, "started": started}]}  # fmt: skip
+    (found,) = apply_rules(loop(tables)).diagnoses
+    assert f"which {says}" in found.cause
+    assert remedy in found.remedy
+    assert ("persistent" in found.remedy) == bool(started)
 
 
 @pytest.mark.parametrize(

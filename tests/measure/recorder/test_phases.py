@@ -73,6 +73,24 @@ def test_workers_of_a_data_loader_are_noted(workers: int, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    ("options", "started"),
+    [({"num_workers": 0}, 0), ({"num_workers": 1}, 2), ({"num_workers": 1, "persistent_workers": True}, 0)],
+)
+def test_steps_that_start_workers_again_are_counted(options: dict[str, Any], started: int, tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader: Any = DataLoader(torch.randn(8, 4), batch_size=4, **options)  # type: ignore[arg-type]
+    with Recorder(model, optimizer, out=tmp_path, warmup=2, steps=4, profile="none", device="cpu") as recorder:
+        for _ in range(6):
+            for batch in loader:
+                with recorder.step():
+                    model(batch).sum().backward()
+                    optimizer.step()
+    (row,) = ITERATORS.of(recorder.records[0].results)
+    assert (row["with_new"], row["started"]) == (2, started)
+
+
+@pytest.mark.parametrize(
     ("options", "collated"),
     [
         ({"batch_size": 4}, 3),
