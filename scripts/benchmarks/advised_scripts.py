@@ -88,6 +88,10 @@ def search(script: Script, lane: Lane, budget: str) -> Row:
     warmup, timed = lane.steps(script)
     before = state(place)
     with tempfile.TemporaryDirectory() as out:
+
+        def placeless(text: str) -> str:
+            return text.replace(out, "OUT").replace(str(lane.root), "ROOT")
+
         options = ["--budget", budget, "--warmup", str(warmup), "--steps", str(timed), "--out", out]
         began_s = time.monotonic()
         done = subprocess.run(
@@ -99,16 +103,13 @@ def search(script: Script, lane: Lane, budget: str) -> Row:
         )
         took_s = time.monotonic() - began_s
         file, patch = Path(out) / "advice.json", Path(out) / "advice.diff"
-        answer = json.loads(file.read_text()) if file.exists() else {}
+        answer = json.loads(placeless(file.read_text())) if file.exists() else {}
         applies = None  # no diff, or no git
         if patch.exists() and shutil.which("git"):
             check = ["git", "apply", "--check", str(patch)]
             applies = subprocess.run(check, cwd=place, capture_output=True).returncode == 0
         log = Path(out) / "start-0" / "log.txt"
         tail = "" if answer or not log.exists() else log.read_text(errors="replace")[-2000:]
-
-    def placeless(text: str) -> str:
-        return text.replace(out, "OUT").replace(str(lane.root), "ROOT")
 
     return {
         "script": script.name,
