@@ -30,7 +30,7 @@ from cs_systems.cli._advise_script import left
 from cs_systems.cli._script import as_started
 from cs_systems.config import ConfigError, RunConfig
 from cs_systems.core import plugins
-from cs_systems.core.caveats import Caveat
+from cs_systems.core.caveats import Caveat, recomputed
 from cs_systems.measure.runtime.program import script_command
 from cs_systems.record import Measurement, Origin, RunRecord, Sample, append_record, read_records
 from tests import forked_python, forks
@@ -411,6 +411,12 @@ HARMLESS = {
     "evaluation_without_gradients": (
         "import torch\ndef metric_loss(a, b):\n    return a - b\ndef train(m):\n    m(1).backward()\n"
         "def main():\n    model.eval()\n    train(model)\n"
+        "class Average:\n    def __init__(self, model):\n        self.net = copy(model).eval()\n"
+        "        for p in self.net.parameters():\n            p.requires_grad_(False)\n"
+        "def get_eval_model(net):\n    while net.is_wrapped:\n        net = net.module\n    return net.eval()\n"
+        "def validate_range(low, high):\n    if low > high:\n        raise ValueError(low)\n"
+        "def test_resnet(**options):\n    return build('test_resnet', **options)\n"
+        "def kernel_valid(sizes):\n    for size in sizes:\n        assert size % 2\n"
     ),
     "no_sync": DDP_OF_NET + "for i in range(9):\n    self.net(x).backward()\n    opt.step()\n"
     "for k in range(3):\n    other(x).backward()\nopt.step()\n",
@@ -693,6 +699,20 @@ def test_lever_that_the_script_names_and_does_not_use_is_tried(name: str, source
         found = proposals(Situation(ScriptPlan(), GPU, texts=(source,), history=(record,)), all_levers())
         tried.append(name in {one.lever for one in found if not isinstance(one, tuple)})
     assert tried == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("warnings", "compiled", "is_tried"), [((), 0, False), ((recomputed(0.3),), 0, True), ((), 1, True)]
+)
+def test_checkpoints_are_taken_away_only_where_backward_repeats_forward(
+    warnings: tuple[Caveat, ...], compiled: int, is_tried: bool
+) -> None:
+    """Believe the measured steps: a library names checkpoints that only an option switches on."""
+    results = {"ran": [{"compiled_graphs": compiled}]}
+    record = RunRecord("", RunConfig().to_dict(), "ok", results=results, warnings=warnings)
+    texts = ("from torch.utils.checkpoint import checkpoint\nif self.saves: x = checkpoint(block, x)",)
+    found = proposals(Situation(ScriptPlan(), GPU, texts=texts, history=(record,)), all_levers())
+    assert ("checkpointing" in {one.lever for one in found if isinstance(one, Proposal)}) == is_tried
 
 
 def test_fused_optimizer_is_tried_where_one_optimizer_has_no_other_form() -> None:

@@ -35,8 +35,11 @@ def options(situation: Situation) -> Sequence[Option] | str:
 
 
 def unfit(situation: Situation) -> str | None:
-    source = situation.source
-    is_used = calls(source, names_of(source, MODULE, "checkpoint")) or "gradient_checkpointing" in source
+    if situation.record and not situation.ran.get("compiled_graphs"):  # a compiled graph recomputes unseen
+        is_used = any(caveat.code == "recomputed" for caveat in situation.record.warnings)
+    else:
+        source = situation.source
+        is_used = calls(source, names_of(source, MODULE, "checkpoint")) or "gradient_checkpointing" in source
     return None if is_used or "recomputation" in situation.causes else "the script recomputes nothing"
 
 

@@ -10,8 +10,10 @@ from cs_systems.advise.edits import above, name_of
 from cs_systems.advise.lever import Lever, ScriptChange, Situation
 
 DECORATOR = "@torch.no_grad()"
-EVALUATES = re.compile(r"(^|_)(eval|evaluate|evaluation|valid|validate|validation|test|accuracy)(_|$)")
+EVALUATES = re.compile(r"(^|_)(eval|evaluate|evaluation|validate|validation|test|accuracy)(_|$)|^valid(_|$)")
+READS = {"eval", "item", "tolist", "argmax", "topk", "sum", "mean"}  # what an evaluation without a loop calls
 TRAINS = {"backward", "step", "grad", "no_grad", "inference_mode", "enable_grad", "set_grad_enabled"}
+BUILDS = re.compile(r"__init__$|(get|build|create|make|load)_")  # what it makes is evaluated elsewhere
 MODEL_METHODS = ("forward", "training_step", "validation_step", "test_step")
 
 
@@ -44,14 +46,19 @@ def _evaluations(source: str) -> Iterator[ast.FunctionDef]:
 
 
 def _evaluates(function: ast.FunctionDef) -> bool:
-    """Return whether a function seems to evaluate a model, and not Python's text with the function eval."""
+    """Return whether a function seems to evaluate a model.
+
+    Neither Python's text with the function eval, nor the construction of an object, nor a check of arguments.
+    """
     parts = [*ast.walk(function)]
     calls = [part.func for part in parts if isinstance(part, ast.Call)]
-    if any(isinstance(each, ast.Name) and each.id == "eval" for each in calls):
+    if BUILDS.match(function.name) or any(isinstance(each, ast.Name) and each.id == "eval" for each in calls):
         return False
     loops = any(isinstance(part, ast.For | ast.While) for part in parts)
-    switches = any(isinstance(each, ast.Attribute) and each.attr == "eval" for each in calls)
-    return bool(EVALUATES.search(function.name.lower())) or (switches and loops)
+    called = {name_of(part) for part in parts if isinstance(part, ast.Call)}
+    if named := EVALUATES.search(function.name.lower()):
+        return loops or bool(called & READS) or named[0] == function.name
+    return loops and "eval" in called
 
 
 def _guarded(tree: ast.Module) -> set[str]:
