@@ -7,9 +7,9 @@ from tqdm import trange
 
 CASE = {
     "generation": 2,
-    "truth": "Tokens are gathered by expert, each expert is one large product, and the products take the step.",
+    "truth": "Tokens are gathered by expert, each expert is one large product, and the products take the step. fused=True saves some: 97 to 84 ms, the median of four pairs.",
     "cause": None,
-    "also": [],
+    "also": ["unfused-optimizer"],
     "never": ["small-operators", "expert-imbalance", "host-sync", "data-loading", "logging"],
     "healthy": True,
 }

@@ -6,9 +6,9 @@ from torch.distributions import Categorical
 
 CASE = {
     "generation": 2,
-    "truth": "The rollout of 16 vectorised steps takes 9 to 16%, as measured; the epochs of updates on large batches take the rest.",
+    "truth": "The rollout of 16 vectorised steps takes 9 to 16%, as measured; the epochs of updates on large batches take the rest. fused=True takes the optimizer from 1.2 to 0.45 of 9.8 ms.",
     "cause": None,
-    "also": ["periodic-pause"],
+    "also": ["periodic-pause", "unfused-optimizer"],
     "never": ["evaluation", "data-loading", "host-python", "small-operators", "duplicate-forward", "growth"],
     "healthy": True,
 }

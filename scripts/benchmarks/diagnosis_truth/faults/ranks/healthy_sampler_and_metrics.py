@@ -9,9 +9,9 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 CASE = {
     "generation": 2,
-    "truth": "Both ranks compute the same amount; 0.6 MB of gradients and one small reduction in ten steps are little.",
+    "truth": "Both ranks compute the same amount; 0.6 MB of gradients and one small reduction in ten steps are little. fused=True takes the optimizer from 2.8 to 0.9 of 30 ms.",
     "cause": None,
-    "also": ["straggler"],
+    "also": ["straggler", "unfused-optimizer"],
     "never": [
         "exposed-communication",
         "small-buckets",
