@@ -175,7 +175,13 @@ NAMES = {
 }
 """Names and words in a sentence about host work that show its cause, in addition to its code."""
 OF_CODES = {
-    "batch-preparation": {r"it is many small operators": "small-operators"},
+    "batch-preparation": {
+        r"it is many small operators": "small-operators",
+        r"reads all of \S+, which grows": "growth",
+        r"\.(float|half|double|astype)\b.*take only the drawn rows": "casts",
+    },
+    "own-python": {r"reads all of \S+, which grows": "growth", r"copies a dataclass with": "needless-copies"},
+    "data-input": {r"decompose matrices that are the same in each epoch": "decompositions"},
     # a log that is written whole in each step grows, and the sentence says that it is written
     "growth": {r"writes values as text|writes a file|fills a pandas table": "logging"},
     # the sentence says that a parametrization is computed again, and by which decomposition

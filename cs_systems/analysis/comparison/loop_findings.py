@@ -38,6 +38,8 @@ class OwnPythonRow(TypedDict):
     feeds_model: bool  # its result is an input of the model, or that of a forward without gradients one of the loss
     place_share: NotRequired[float]  # share of the function's time that `place` has
     polls: NotRequired[str]  # what a loop around a sleep looks at, such as `replies.empty()`
+    reads: NotRequired[str]  # container or array with elements that the line reads all, and that gets longer
+    reads_more: NotRequired[float]  # elements by which it gets longer with each step
     feeds_loss: NotRequired[bool]  # outside of the phases: the loss is computed from its result
 
 

@@ -22,9 +22,11 @@ from cs_systems.analysis.diagnosis.own_python import (
     LEAST,
     MOST,
     NOTABLE,
+    RUNNING,
     named,
     polls,
     prepares_batch,
+    reads_longer,
     started_collections,
 )
 
@@ -72,6 +74,9 @@ def find(evidence: Evidence) -> Diagnosis | None:
     if (many := _many_draws(rows[0], evidence)) is not None and not polled:
         cause += f"; it is many small operators: {many['drawn']} runs at least {many['calls']} times a step"
         remedy = IN_ONE
+    if reads := reads_longer(shown, step_s):
+        cause = f"{cause}{reads}"
+        remedy = remedy if remedy == OF_REPLAY else f"{RUNNING}; else {remedy}"
     return Diagnosis(cause, remedy, step_s, at_best, evidence=tuple(rows), takes=lasted_s)
 
 

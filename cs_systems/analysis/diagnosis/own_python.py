@@ -50,6 +50,7 @@ COLLECTIVES = re.compile(  # methods of a tensor named dist, such as gather, are
     r"(?:(?<![\w.])dist|distributed)\.(?:all_reduce|all_gather|all_to_all|reduce_scatter|broadcast|barrier)\w*$"
 )
 REMEDY = "do it less often, make it faster, or, if it prepares data, move it into the workers of a data loader"
+RUNNING = "keep a running result, or only the latest entries, in place of reading all of them again"
 OF_LOSS = (
     "make it faster, or, if it prepares data, move it into the workers of a data loader; the loss is computed from its "
     "result"
@@ -81,6 +82,16 @@ def prepares_batch(row: OwnPythonRow) -> bool:
 def named(row: OwnPythonRow) -> str:
     """Return the function of a row with its line and what it calls."""
     return called_at(row["function"], row["place"], row.get("calls"))
+
+
+def reads_longer(rows: Sequence[OwnPythonRow], step_s: float) -> str:
+    """Return the clause on what a line reads in each step, if that gets longer; "" if no line of the rows does."""
+    row = next((row for row in rows if row.get("reads") and row["time_s"] >= WORTH * step_s), None)
+    if row is None:
+        return ""
+    more = row["reads_more"]
+    how = f"by about {float(f'{more:.2g}'):,.0f} elements a step" if more >= 2 else "from step to step"
+    return f"; {row['place']} reads all of {row['reads']}, which grows {how}"
 
 
 def longest(rows: Sequence[OwnPythonRow], step_s: float) -> tuple[list[OwnPythonRow], str]:
@@ -199,6 +210,8 @@ def find(evidence: Evidence) -> Diagnosis | Unknown | None:
     if read_s > READING * lasted_s:
         cause += f"; {read_s / step_s:.0%} of the step reads numbers from the GPU (.item())"
         remedy = READ_LESS if remedy == REMEDY else f"{remedy}; {READ_LESS}"
+    if reads := reads_longer(shown, step_s):
+        cause, remedy = f"{cause}{reads}", f"{RUNNING}; else {remedy}"
     if (collected := started_collections(evidence, OTHER)) is not None:
         of_loop = collected["time_s"] / collected["total_s"]
         cause += f"; objects made there also start Python's garbage collector, {of_loop:.0%} of the loop"

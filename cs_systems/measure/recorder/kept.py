@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from cs_systems.analysis.comparison.loop_findings import RESULTS
@@ -26,6 +27,7 @@ from cs_systems.instrument.compiler import untraced
 from cs_systems.measure.recorder.stacks import holds_locals, is_own
 
 CONTAINERS = (list, dict, set, deque)
+ARRAYS = (torch.Tensor, np.ndarray)
 CACHE = functools._lru_cache_wrapper
 MOST_NAMES = 1000  # most names in one namespace
 MOST_KEYS = 50  # most keys of a dict with lists
@@ -44,6 +46,8 @@ class Kept(NamedTuple):
 
 
 class Named(NamedTuple):
+    """Value, and the file whose lines use it by the last part of its name."""
+
     value: Any
     file: str
 
@@ -51,14 +55,14 @@ class Named(NamedTuple):
 @untraced
 def sizes(frame: FrameType | None) -> dict[str, int]:
     """Return the sizes of the containers in the program's frames, by name."""
-    return {name: size for name, each in _named(frame) if (size := _size(each.value)) is not None}
+    return {name: size for name, each in named_values(frame) if (size := _size(each.value)) is not None}
 
 
 @untraced
 def grown(frame: FrameType | None, before: Mapping[str, int], steps: int) -> Kept | None:
     """Return the container that has grown in `steps` steps since `before`; one that keeps graphs takes precedence."""
     found: list[tuple[bool, bool, int, Kept]] = []
-    for name, each in _named(frame):
+    for name, each in named_values(frame):
         size = _size(each.value)
         if size is None or size - before.get(name, 0) < max(GROWS * steps, 2):
             continue
@@ -71,8 +75,8 @@ def grown(frame: FrameType | None, before: Mapping[str, int], steps: int) -> Kep
     return max(found, key=lambda each: each[:3])[3] if found else None
 
 
-def _named(frame: FrameType | None) -> Iterator[tuple[str, Named]]:
-    """Yield the values in the namespaces of the program's frames and objects, the innermost frame first.
+def named_values(frame: FrameType | None) -> Iterator[tuple[str, Named]]:
+    """Yield the variables of the program's frames, and the containers of its objects, the innermost frame first.
 
     Functions that may keep the dictionary of their variables are left out, because a look would change it.
     """
@@ -100,7 +104,7 @@ def _inside(name: str, value: Any, file: str) -> Iterator[tuple[str, Named]]:
                 yield f"{name}[{key!r}]", Named(inner, file)
     elif (own := _own_file(type(value))) is not None and isinstance(getattr(value, "__dict__", None), dict):
         for attribute, inner in [*vars(value).items()][:MOST_NAMES]:
-            if type(inner) in CONTAINERS and not attribute.startswith("_"):
+            if type(inner) in (*CONTAINERS, *ARRAYS) and not attribute.startswith("_"):
                 yield f"{name}.{attribute}", Named(inner, own)
         for attribute, inner in [*vars(type(value)).items()][:MOST_NAMES]:
             if isinstance(inner, CACHE):

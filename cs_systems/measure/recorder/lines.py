@@ -13,6 +13,7 @@ from cs_systems.analysis.comparison import loop_findings as found
 from cs_systems.analysis.comparison.loop_findings import BETWEEN, OTHER, WITHOUT_GRADIENTS
 from cs_systems.core.step_kinds import StepKind
 from cs_systems.measure.recorder.element_sums import ElementSum
+from cs_systems.measure.recorder.lengths import Longer
 from cs_systems.measure.recorder.phases import BACKWARD, FORWARD, INPUT, LOSS, OPTIMIZER
 from cs_systems.measure.recorder.stacks import (
     Line,
@@ -42,13 +43,14 @@ def own_python(
     goes_into_loss: Callable[[tuple[Line, ...]], bool] = lambda _: False,
     polled: Callable[[Line], str | None] = lambda _: None,
     calls_phase: Callable[[Line], bool] = lambda _: False,
+    read_all: Callable[[Line], Longer | None] = lambda _: None,
 ) -> list[found.OwnPythonRow]:
     """Return a row per own function and phase of these samples, in seconds of a timed step.
 
     feeds_model: returns whether the lines compute an input of the model. goes_into_loss: the same of the loss, for
     forward passes without gradients and for lines outside of the phases. polled: returns what a loop around a sleep
     looks at. calls_phase: returns whether a line is known to call a model or a backward pass, also where no sample was
-    taken inside of it.
+    taken inside of it. read_all: returns what a line reads, if that gets longer in each step.
     """
     by_phase: Counter[str] = Counter()
     times: dict[tuple[str, CodeType, bool], Counter[Line]] = {}
@@ -96,6 +98,8 @@ def own_python(
         )
         if (looked_at := polled(most)) is not None:
             rows[-1]["polls"] = looked_at
+        if (read := read_all(most)) is not None:
+            rows[-1] |= {"reads": read.name, "reads_more": read.per_step}
         if phase == OTHER and any(goes_into_loss(chains[line]) for line in lines):
             rows[-1]["feeds_loss"] = True
     rows += [

@@ -36,7 +36,7 @@ from cs_systems.core.step_kinds import StepKind, step_kinds
 from cs_systems.core.tables import Row, Tables
 from cs_systems.instrument.compiler import untraced
 from cs_systems.machine.device import Device
-from cs_systems.measure.recorder import kept
+from cs_systems.measure.recorder import kept, lengths
 from cs_systems.measure.recorder.batches import ModelCalls
 from cs_systems.measure.recorder.element_sums import FEWEST, ElementSum, element_sums
 from cs_systems.measure.recorder.garbage import Collections
@@ -107,6 +107,8 @@ class Watch(Observer):
         self._sizes: dict[str, int] = {}
         self._sized_at = 0
         self._kept: kept.Kept | None = None
+        self._lengths: dict[tuple[str, str], int] = {}
+        self._growing: list[lengths.Longer] = []
         self._model_calls = ModelCalls()
         self.all_sampled = range(0)  # the steps that were sampled from their start
         self.restart()
@@ -255,6 +257,7 @@ class Watch(Observer):
             self._profiled_from = len(self.durations_s)
         if period is Period.TIMED:
             self._sizes, self._sized_at = kept.sizes(sys._getframe(1)), len(self.durations_s)
+            self._lengths = lengths.of(sys._getframe(1))
         elif period in (Period.PROFILED, Period.HISTORY, Period.SAMPLED):
             self.sample_all(period is not Period.HISTORY)
 
@@ -293,10 +296,12 @@ class Watch(Observer):
         self._model_calls.add(own_lines(sys._getframe(1))[0], call.is_recorded)
 
     def timing_ended(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        """Find the container that has grown in the timed steps, if memory grows."""
+        """Find what has got longer in the timed steps, and the container that has grown, if memory grows."""
         steps = len(self.durations_s) - self._sized_at
-        if steps >= FEWEST_STEPS and self._grows():
-            self._kept = kept.grown(sys._getframe(1), self._sizes, steps)
+        if steps >= FEWEST_STEPS:
+            self._growing = lengths.grown(self._lengths, lengths.of(sys._getframe(1)), steps)
+            if self._grows():
+                self._kept = kept.grown(sys._getframe(1), self._sizes, steps)
 
     def end(self) -> None:
         self._end_profile()
@@ -333,7 +338,15 @@ class Watch(Observer):
             of_usual = [s for s in by_step if s.step in {*usual}]
             calls = self._model_calls
             are_fed_by = _never if self.is_inference else calls.are_fed_by
-            own = own_python(of_usual, timing.phases_s, are_fed_by, calls.go_into_loss, calls.polled, calls.are_made_by)
+            own = own_python(
+                of_usual,
+                timing.phases_s,
+                are_fed_by,
+                calls.go_into_loss,
+                calls.polled,
+                calls.are_made_by,
+                functools.partial(lengths.read_at, longer=self._growing),
+            )
             usually = Usual(
                 kinds[0].median_s,
                 timing.phases_s,

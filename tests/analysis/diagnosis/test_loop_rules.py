@@ -1782,6 +1782,22 @@ def test_loop_that_sleeps_between_two_looks_is_told_to_wait_without_a_pause(feed
     assert "wait for it without a pause: get() of a queue with a timeout" in found.sentence
 
 
+@pytest.mark.parametrize(
+    ("time_s", "more", "words"),
+    [
+        (0.05, 4301.0, "train.py:8 reads all of auc.scores, which grows by about 4,300 elements a step: keep a run"),
+        (0.05, 1.0, "train.py:8 reads all of auc.scores, which grows from step to step: keep a running result"),
+        (0.004, 4301.0, ""),
+    ],
+)
+@pytest.mark.parametrize("feeds_model", [False, True])
+def test_line_that_reads_what_grows_is_named_with_it(time_s: float, more: float, words: str, feeds_model: bool) -> None:
+    read = own("area", 8, time_s, "argsort") | {"reads": "auc.scores", "reads_more": more, "feeds_model": feeds_model}
+    rows = [own("main", 5, 0.04, "f") | {"feeds_model": feeds_model}, read]
+    (found,) = causes(loop({"own_python": rows}, other=0.09))
+    assert (words in found.sentence) if words else ("reads all" not in found.sentence)
+
+
 @pytest.mark.parametrize(("calls", "share"), [("time.sleep", "40%"), ("self.ready.get", "60%")])
 def test_time_in_which_a_line_sleeps_is_no_wait_for_another_thread(calls: str, share: str) -> None:
     rows = {"python_threads": [BUSY], "own_python": [own("pace", 9, 0.02, calls)]}
