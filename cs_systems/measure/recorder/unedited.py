@@ -508,7 +508,9 @@ class ScriptRecorder(Recorder):
     def _why_unsampled(self) -> UnsampledRow:
         if not self._stop or self._has_stacks or self._found < self._all_steps:
             return super()._why_unsampled()
-        return {"reason": "--stop ended the script before its stack was sampled", "remedy": "leave out --stop"}
+        # ab and advise end it, too, where nobody gave --stop
+        reason = "the script was ended after its last recorded step, before its stack was sampled"
+        return {"reason": reason, "remedy": "use cs-systems run without --stop"}
 
     def leave_to_parent(self) -> None:
         super().leave_to_parent()

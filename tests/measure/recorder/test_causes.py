@@ -70,8 +70,8 @@ def test_padding_is_found_in_the_inputs(tmp_path: Path) -> None:
 def test_stopped_script_says_that_its_own_python_was_not_sampled(tmp_path: Path) -> None:
     found = first_sentence(tmp_path, "busy", options=("--stop", "--steps", "2:8"))
     assert re.match(
-        r"cannot be told: what runs in \d+% of the step outside the model's phases: --stop ended the script before its "
-        "stack was sampled; leave out --stop$",
+        r"cannot be told: what runs in \d+% of the step outside the model's phases: the script was ended after its "
+        "last recorded step, before its stack was sampled; use cs-systems run without --stop$",
         found,
     )
 
