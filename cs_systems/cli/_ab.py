@@ -13,7 +13,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, NamedTuple, TypedDict
 
@@ -115,6 +115,7 @@ class Compared:
 
 def compare(args: Ab) -> int:
     """Run the comparison, print its result, and return the exit status."""
+    args = _with_sides(args)
     question, budget_s = _question(args), parse_seconds(args.budget, "--budget")
     parse_steps(args.steps)
     if args.max_pairs < 1:
@@ -397,6 +398,27 @@ def _print_plan(args: Ab, sides: tuple[Program, Program], question: Question, bu
     print(f"compared: {what}")
     print(f"to find: a difference of {_percent(question.find)}")
     print(f"at most {counted(args.max_pairs, 'pair')} of processes, in at most {budget_s:,.0f} s")
+
+
+def _with_sides(args: Ab) -> Ab:
+    """Return the options with A and B, which may follow --fail-if though it takes several values.
+
+    Raises ConfigError if an option took a side that it cannot tell from its own values.
+    """
+    if args.a and args.b:
+        return args
+    others = [word for word in args.fail_if if not _is_condition(word)]
+    if not args.a and len(others) == 2 and args.fail_if[-2:] == tuple(others):
+        return replace(args, a=others[0], b=others[1], fail_if=args.fail_if[:-2])
+    if others or args.link:
+        option = "--fail-if" if others else "--link"
+        raise ConfigError(f"A or B is missing, because {option} takes the words that follow it; write A B {option}")
+    return args
+
+
+def _is_condition(word: str) -> bool:
+    """Return whether a word is a value of --fail-if."""
+    return word == "undecided" or word.startswith("slower:")
 
 
 def _question(args: Ab) -> Question:

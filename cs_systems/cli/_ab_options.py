@@ -55,7 +55,11 @@ class Ab:
         MaybeText, optional("COMMAND", "prepare an own environment of each revision by it, as 'pip install -e .'")
     ] = None
     link: Annotated[
-        Paths, arg(help="data outside of git to show in both revisions by a link", help_behavior_hint="")
+        Paths,
+        arg(
+            help="data outside of git to show in both revisions by a link; write it after A and B",
+            help_behavior_hint="",
+        ),
     ] = ()
     timeout_s: Annotated[MaybeFloat, optional("SECONDS", "stop a process that takes longer")] = None
     out: Annotated[MaybePath, optional("DIR", "folder to keep the records of all processes in")] = None

@@ -198,6 +198,13 @@ def test_setup_prepares_an_environment_of_each_revision(capsys: pytest.CaptureFi
         ((QUICK, SLOW, "--setup", "true"), "--setup requires two revisions and -- SCRIPT; leave it out"),
         ((QUICK, SLOW, "--measure", "steps"), "--measure steps cannot be applied, because A runs no Python script"),
         ((QUICK, SLOW, "--fail-if", "faster:3%"), "--fail-if is 'faster:3%'; write slower:3% or undecided, or both"),
+        (("--fail-if", "slower:3%", QUICK), "A or B is missing, because --fail-if takes the words that follow it"),
+        ((QUICK, "--fail-if", "slower:3%", SLOW), "takes the words that follow it; write A B --fail-if"),
+        (
+            ("--fail-if", "slower:3%", QUICK, "--find", "3%", SLOW),
+            "takes the words that follow it; write A B --fail-if",
+        ),
+        (("--link", "data", "old", "new", "--", "train.py"), "because --link takes the words that follow it"),
         ((QUICK, SLOW, "--find", "3"), "--find has '3', which is not a share; write it as 3%"),
         ((QUICK, SLOW, "--find", "0.5%"), "the difference to find is 0.500%; give at least 1% and less than 1000%"),
         ((QUICK, SLOW, "--budget", "10"), "--budget is '10'; write a time such as 90s, 10m or 1h"),
@@ -218,6 +225,12 @@ def test_dry_run_runs_nothing(capsys: pytest.CaptureFixture[str], repository: Pa
     assert "compared: the steps of their loops, if they can be recorded\n" in printed
     assert "at most 100 pairs of processes, in at most 600 s\n" in printed
     assert len(git("worktree", "list").splitlines()) == 1
+
+
+@pytest.mark.parametrize("conditions", [("slower:3%",), ("undecided",), ("slower:3%", "undecided")])
+def test_sides_may_follow_fail_if(conditions: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ab", "--fail-if", *conditions, QUICK, SLOW, "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith(f"A: {QUICK}\nB: {SLOW}\n")
 
 
 def test_fail_if_ignores_a_slowdown_below_its_share() -> None:
