@@ -81,6 +81,7 @@ class Ran(TypedDict, total=False):
     parts_sha256: str
     checkpoint: str
     optimizer: str | None
+    levers: str  # levers of a process of `advise -- SCRIPT`, joined by "+"; its folder names them, and not its file
     rounds: int
     resident: bool | None  # whether the workload stayed in memory between rounds; None with one round
     takes_config: bool  # whether the configuration had an effect on a user's own workload

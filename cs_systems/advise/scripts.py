@@ -35,6 +35,7 @@ from cs_systems.core.units import human
 from cs_systems.measure.runtime.program import end
 from cs_systems.measure.runtime.script_forks import Imports, NoForks, ScriptForks
 from cs_systems.record import RunRecord, read_records, records_path
+from cs_systems.report.advice import folder_name
 
 SEEDS = 3  # number of runs of the start; the spread of their losses is how much a lever may change them
 FIRST = "first"  # folder of the process that shows what the script imports; its times are no trial's
@@ -321,8 +322,7 @@ def _is_copied(path: Path, here: Path) -> bool:
 
 
 def _name(plan: ScriptPlan, number: int) -> str:
-    levers = "+".join(plan.levers) or "start"
-    return "-".join([levers, *(["patched"] * plan.is_patched), *([f"seed{plan.seed}"] * bool(plan.seed)), str(number)])
+    return folder_name(plan.levers, number, plan.seed, is_patched=plan.is_patched)
 
 
 def _recorded(folder: Path) -> RunRecord | None:

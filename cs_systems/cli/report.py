@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
 from cs_systems.cli._options import MaybePath, MaybeText, Names, given, optional, refuse
 from cs_systems.cli._output import MaybeFormat, Open, check_outputs, deliver, figure_file, page_asked, terminal_width
 from cs_systems.config import ConfigError
-from cs_systems.core.printable import command_line, visible
+from cs_systems.core.printable import command_line, labelled_command, visible
 from cs_systems.record import RunRecord
 from cs_systems.report.figures.kinds import KINDS
 
 if TYPE_CHECKING:
-    from cs_systems.report.advice import Advice
+    from cs_systems.core.tables import Table
+    from cs_systems.report.advice import Advice, ProcessRow
 
 
 WATERFALL = "waterfall"  # kind of figure of a search by advise, drawn from its answer and not from records
@@ -139,12 +141,12 @@ def _show(args: Report) -> int:
 def _records(folder: Path, advice: Advice | None) -> tuple[list[RunRecord], list[str]]:
     """Return the records of a folder; a search of a script has a folder of records for each process."""
     from cs_systems.record import records_path
+    from cs_systems.report.advice import records_of_script
     from cs_systems.report.reading import some_records
 
     if advice is None or records_path(folder).exists():
         return some_records(folder)
-    read = [some_records(file.parent) for file in sorted(folder.glob(f"*/{records_path(folder).name}"))]
-    return [record for records, _ in read for record in records], [line for _, lines in read for line in lines]
+    return records_of_script(folder)
 
 
 def _draw_waterfall(advice: Advice, file: Path) -> None:
@@ -192,6 +194,7 @@ def _text(args: Report, records: list[RunRecord], advice: Advice | None) -> str:
         return records_document.tables(records, args.table)
     from cs_systems.analysis.diagnosis import diagnose
     from cs_systems.report import diagnoses, origins
+    from cs_systems.report.advice import levers_of, processes
     from cs_systems.report.tables.formats import paragraph
     from cs_systems.report.tables.records import render
 
@@ -205,17 +208,33 @@ def _text(args: Report, records: list[RunRecord], advice: Advice | None) -> str:
         from cs_systems.report.tables import records_document
 
         made += records_document.more(records)
-    text = diagnoses.text(diagnose(records), format, width) + table + (f"\n{made}" if made else "")
+    best = [record for record in records if levers_of(record) == advice.best] if advice and advice.best else records
+    text = diagnoses.text(diagnose(best), format, width) + table + (f"\n{made}" if made else "")
     if advice is None:
         return text
+    if format != "json" and (rows := processes(records)):
+        text = f"{diagnoses.text(diagnose(best), format, width)}{made}{_each(args.dir, format, width)}\n"
+        return _searched(advice, format, width, rows) + text
     return _searched(advice, format, width) + (text if records or format == "json" else "")
 
 
-def _searched(advice: Advice, format: str, width: int | None) -> str:
-    """Return the answer of a search: its sentences, the kept levers and the other options."""
-    from cs_systems.report.tables.formats import paragraph
+def _each(folder: Path, format: str, width: int | None) -> str:
+    """Return the command that shows each process of a search."""
+    from cs_systems.report.tables.formats import paragraph, text_width
+
+    words = ("cs-systems", "report", folder, "--columns", "levers", "repeat", "median_ms", "range_s")
+    if format != "terminal":
+        return paragraph(f"each process: {command_line(*words)}", format).rstrip()
+    return labelled_command("each process: ", words, text_width(width))
+
+
+def _searched(advice: Advice, format: str, width: int | None, rows: Sequence[ProcessRow] = ()) -> str:
+    """Return the answer of a search: its sentences, the kept levers, the other options, and the processes."""
+    from cs_systems.report.advice import PROCESSES
+    from cs_systems.report.diagnoses import line
     from cs_systems.report.tables.rows import render_table
 
-    said = "".join(paragraph(sentence, format) for sentence in advice.sentences)
-    tables = (render_table(table, rows, format, (), width, width is not None) for table, rows in advice.tables)
+    said = "".join(line(sentence, format, width) + "\n" for sentence in advice.sentences)
+    shown: list[tuple[Table[Any], Sequence[Any]]] = [*advice.tables, *([(PROCESSES, rows)] if rows else [])]
+    tables = (render_table(table, rows, format, (), width, width is not None) for table, rows in shown)
     return "\n".join([said, *tables]) + "\n"

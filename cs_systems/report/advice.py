@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any, TypedDict, cast
 
 from cs_systems.config import ConfigError
 from cs_systems.core.tables import Column, Table
 from cs_systems.core.validation import is_number
+from cs_systems.record import RAN, Ran, RunRecord, records_path
+from cs_systems.report.reading import some_records
 
 REPLACED = "replaced"  # status of a lever that was kept, until another one took its place
 STEPS = ("kept", REPLACED)
 FILE = "advice.json"
+START = "start"
+_PROCESS = re.compile(r"(?P<levers>.+?)(?P<patched>-patched)?(-seed\d+)?-\d+")
 
 
 class TrialRow(TypedDict):
@@ -68,6 +75,24 @@ class ToTryRow(TypedDict):
 TO_TRY = Table("to_try", ToTryRow, "options that apply to the start, the most promising first")
 
 
+class ProcessRow(TypedDict):
+    """Processes of a script with the same levers; their steps are of different minutes."""
+
+    levers: Annotated[str, Column(wraps=True)]
+    processes: int
+    step_s: Annotated[float, Column("step")]
+    fastest_s: Annotated[float, Column("fastest")]
+    slowest_s: Annotated[float, Column("slowest")]
+
+
+PROCESSES = Table(
+    "processes",
+    ProcessRow,
+    "median step of the processes with each set of levers",
+    notes=("steps of different minutes; gains are measured side by side",),
+)
+
+
 @dataclass(frozen=True)
 class Advice:
     """Answer of a search.
@@ -77,12 +102,14 @@ class Advice:
         sentences: the result in words.
         waterfall: the start, and below it each kept lever; empty if none was kept.
         others: the options that were not kept, with the reason.
+        best: the levers of a script's best step, as its records name them; None for cells.
     """
 
     goal: str
     sentences: tuple[str, ...]
     waterfall: tuple[TrialRow, ...]
     others: tuple[TrialRow, ...]
+    best: str | None = None
 
     @property
     def tables(self) -> list[tuple[Table[TrialRow], tuple[TrialRow, ...]]]:
@@ -104,9 +131,73 @@ def read(folder: Path) -> Advice | None:
         goal, sentences = data["goal"], tuple(map(_text, data["sentences"]))
         if goal not in WATERFALL:
             raise ValueError(f"no goal is named {goal!r}")
+        best = data.get("best") or {}
+        levers = named(tuple(map(_text, best["levers"]))) if "levers" in best else None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{file} is not the answer of cs-systems advise ({error!r:.100}); delete it") from None
-    return Advice(goal, sentences, waterfall, others)
+    return Advice(goal, sentences, waterfall, others, levers)
+
+
+def named(levers: Iterable[str]) -> str:
+    """Return the levers of a script's process as one name."""
+    return "+".join(levers) or START
+
+
+def folder_name(levers: Iterable[str], number: int, seed: int = 0, *, is_patched: bool = False) -> str:
+    """Return the name of the folder of a script's process; `records_of_script` reads it."""
+    return "-".join([named(levers), *(["patched"] * is_patched), *([f"seed{seed}"] * bool(seed)), str(number)])
+
+
+def records_of_script(folder: Path) -> tuple[list[RunRecord], list[str]]:
+    """Return the records of the processes of a script, the start's first, and warnings about skipped lines.
+
+    Each says which levers it ran with, which its folder's name tells, and is one of their repeats.
+    """
+    found, complaints = list[RunRecord](), list[str]()
+    for file in folder.glob(f"*/{records_path(folder).name}"):
+        if match := _PROCESS.fullmatch(file.parent.name):
+            levers = match["levers"] + (" as a diff" if match["patched"] else "")
+            records, lines = some_records(file.parent)
+            found += [_with_levers(record, levers) for record in records]
+            complaints += lines
+    counts = Counter[str | None]()
+    for place, record in enumerate(found := sorted(found, key=_order)):
+        found[place] = replace(record, repeat=counts[levers_of(record)])
+        counts[levers_of(record)] += 1
+    return found, complaints
+
+
+def _with_levers(record: RunRecord, levers: str) -> RunRecord:
+    ran = {**RAN.first_or_empty(record.results), "levers": levers}
+    return replace(record, results={**record.results, **RAN.filled([cast(Ran, ran)])})
+
+
+def _order(record: RunRecord) -> tuple[bool, float]:
+    return levers_of(record) != START, record.origin.recorded_unix_s if record.origin else 0.0
+
+
+def levers_of(record: RunRecord) -> str | None:
+    """Return the levers that a process of a script ran with; None for any other record."""
+    return RAN.first_or_empty(record.results).get("levers")
+
+
+def processes(records: Iterable[RunRecord]) -> list[ProcessRow]:
+    """Return a row for each set of levers, in the order of the records."""
+    steps: dict[str, list[float]] = {}
+    for record in records:
+        levers, step_s = levers_of(record), record.measurement and record.measurement.median_s("step")
+        if levers is not None and step_s:
+            steps.setdefault(levers, []).append(step_s)
+    return [
+        {
+            "levers": levers.replace("+", " + "),
+            "processes": len(of_one),
+            "step_s": median(of_one),
+            "fastest_s": min(of_one),
+            "slowest_s": max(of_one),
+        }
+        for levers, of_one in steps.items()
+    ]
 
 
 def _row(given: Mapping[str, Any]) -> TrialRow:

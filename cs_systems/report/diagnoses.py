@@ -28,10 +28,10 @@ def text(answer: Answer, format: str = "terminal", width: int | None = None, ope
     """
     if format == "json":
         return (document.note(opening) if opening else "") + document.answer(answer)
-    first = f"{_line('', opening, format, width)}\n\n" if opening else ""
-    lines = [_line("", answer.verdict, format, width)] if answer.verdict else []
-    lines += [_line(f"{n}. ", each, format, width) for n, each in enumerate(answer.causes, 1)]
-    lines += [_line("", each, format, width) for each in answer.others]
+    first = f"{line(opening, format, width)}\n\n" if opening else ""
+    lines = [line(answer.verdict, format, width)] if answer.verdict else []
+    lines += [line(each, format, width, f"{n}. ") for n, each in enumerate(answer.causes, 1)]
+    lines += [line(each, format, width) for each in answer.others]
     return first + ("\n".join(lines) + "\n\n" if lines else "")
 
 
@@ -52,7 +52,8 @@ def _main_part(sentence: str) -> str:
     return sentence
 
 
-def _line(begin: str, sentence: str, format: str, width: int | None) -> str:
+def line(sentence: str, format: str, width: int | None, begin: str = "") -> str:
+    """Return a sentence for this format, wrapped for a terminal; `begin` stands before its first line only."""
     whole = begin + paragraph(plain(sentence), format).rstrip()
     if format != "terminal":
         return whole

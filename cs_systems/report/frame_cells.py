@@ -63,6 +63,7 @@ class CellResults(TypedDict):
     command: str | None
     host: str | None
     attention_version: str | None
+    levers: Annotated[str | None, Column(meaning="levers of a process of advise, applied to a script")]
     ran_optimizer: Annotated[str | None, Column("optimizer")]
     executed_d_head: Annotated[int | None, Column("padded d_head")]
     block_q: int | None
@@ -142,6 +143,7 @@ def _results(record: RunRecord) -> CellResults:
         "command": origin.command if origin else None,
         "host": origin.host if origin else None,
         "attention_version": ran.get("attention_version"),
+        "levers": ran.get("levers"),
         "ran_optimizer": ran.get("optimizer"),
         "executed_d_head": ran.get("executed_d_head"),
         "block_q": ran.get("block_q"),

@@ -8,7 +8,7 @@ import pytest
 
 from cs_systems.cli import main
 from cs_systems.config import RunConfig
-from cs_systems.record import Measurement, RunRecord, Sample, append_record, records_path
+from cs_systems.record import Measurement, Origin, RunRecord, Sample, append_record, records_path
 from cs_systems.report.advice import OTHERS, WATERFALL, TrialRow, read
 from cs_systems.report.figures import plot
 from cs_systems.report.figures.waterfall import waterfall
@@ -115,6 +115,57 @@ def test_report_draws_the_waterfall_of_a_search_and_shows_it_in_the_page(
     (folder / "advice.json").unlink()
     assert main(["report", str(folder), "--figure", str(tmp_path / "w.svg"), "--figure-kind", "waterfall"]) == 2
     assert "has no waterfall; cs-systems advise writes one" in " ".join(capsys.readouterr().err.split())
+
+
+def folder_of_script(folder: Path) -> Path:
+    """Return the folder of a search of a script: a folder of records for each process, the start's not the first."""
+    folder.mkdir()
+    kept = trial("bf16", change="autocast to bf16", step_s=0.02, gain=1.2, gain_low=1.1, gain_high=1.3)
+    data = {"goal": "time", "sentences": ["1.20 times as fast; " * 6], "best": {"levers": ["bf16"], "seed": 0}}
+    (folder / "advice.json").write_text(json.dumps(data | {"trials": [kept, OTHER], "waterfall": [START, kept]}))
+    steps = {"bf16-0": 0.02, "bf16+tf32-0": 0.03, "start-0": 0.05, "start-1": 0.04, "start-seed1-0": 0.06}
+    config = RunConfig(workload="loop train").to_dict()
+    for number, (name, step_s) in enumerate(steps.items()):
+        samples = tuple(Sample(0, i < 2, step_s, {"forward": step_s}, {"forward": 0.01}) for i in range(5))
+        measurement, origin = Measurement("wall", samples, 0.1), Origin(1.8e9 - number, "python train.py")
+        record = RunRecord("k", config, "ok", measurement=measurement, origin=origin)
+        (folder / name).mkdir()
+        append_record(records_path(folder / name), record)
+    (folder / "first" / "sampled").mkdir(parents=True)
+    return folder
+
+
+def test_report_of_a_search_of_a_script_has_a_row_for_each_set_of_levers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    folder = folder_of_script(tmp_path / "F")
+    assert main(["report", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    rows = [line.split() for line in printed.split("median step of the processes")[1].splitlines()[4:7]]
+    assert rows == [
+        ["start", "3", "50.0", "40.0", "60.0"],
+        ["bf16", "+", "tf32", "1", "30.0", "30.0", "30.0"],
+        ["bf16", "1", "20.0", "20.0", "20.0"],
+    ]
+    assert "gains are measured side by side" in printed
+    assert "repeat 0" not in printed
+    words = " ".join(printed.replace("\\\n", " ").split())
+    assert f"report {folder} --columns levers repeat median_ms range_s" in words
+    assert main(["report", str(folder), "--columns", "levers", "repeat", "median_ms", "--format", "csv"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "start,0,60.0", "start,1,40.0", "start,2,50.0", "bf16+tf32,0,30.0", "bf16,0,20.0",
+    ]  # fmt: skip
+
+
+def test_document_of_a_search_of_a_script_names_the_levers_of_each_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(folder_of_script(tmp_path / "F")), "--format", "json", "--table", "cells"]) == 0
+    (table,) = json.loads(capsys.readouterr().out)["tables"]
+    assert [row["levers"] for row in table["rows"]] == ["start", "start", "start", "bf16+tf32", "bf16"]
+    assert main(["report", str(tmp_path / "F"), "--format", "json"]) == 0
+    assert "1.20 times as fast" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("given", [{"goal": "speed"}, {"waterfall": [{**START, "step_s": "fast"}]}, {"trials": 3}])

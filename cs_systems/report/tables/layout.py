@@ -72,6 +72,7 @@ _CONDITIONS = tuple(
 # measurement fields that a command takes several values of
 COMPARED = tuple(n for n, each in FIELD_COLUMNS.items() if each.field.takes == "many" and not each.field.identity)
 ENDING = (*_CONDITIONS, *_names("device_name torch code_version seed repeat"))
+LOOP = OTHER._replace(first=("levers",))
 ESSENTIAL = _names("forward.median_s backward.median_s")  # phases that a narrow terminal keeps
 
 MEMORY_COLUMNS = _names("peak_allocated_bytes peak_reserved_bytes predicted_peak_bytes note")
@@ -91,7 +92,8 @@ SILENT_COLUMNS = frozenset(_names("device_name code_version seed repeat"))
 
 
 def layout(workload: str) -> Layout:
-    return LAYOUTS.get(Subject.of(workload), OTHER)
+    subject = Subject.of(workload)
+    return LOOP if subject is Subject.LOOP else LAYOUTS.get(subject, OTHER)
 
 
 def identity(workload: str) -> tuple[str, ...]:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 # configuration fields that apply to any step, also to one that takes no configuration
 ANY_STEP_FIELDS = ("precision", *(name for name, each in FIELDS.items() if each.field.is_measurement))
 LONGEST_TITLE = 48  # characters of a workload in a caption, such as a script with all its arguments
+MOST_LOOPS = 3  # number of loops whose total times are told
 MOST_REASONS = 3  # number of messages of one caveat that a note lists
 _PLACES = re.compile(r"(.*\bin: )(.*)")
 _NUMBER = re.compile(r"[-+]?\d(?:[\d,]*\d)?(?:\.\d+)?")
@@ -130,9 +131,14 @@ def tables(
 
 
 def loop_times(records: Iterable[RunRecord]) -> list[str]:
-    """Return a line for each loop that was timed: its total time, and the division among kinds of steps."""
+    """Return a line for each loop that was timed: its total time, and the division among kinds of steps.
+
+    Of many loops, such as those of a search or of `ab`, none: the rows have their steps.
+    """
     timed = [r for r in records if r.is_loop and r.is_timing and r.config.get("profiler", CLEAN) == CLEAN]
     lines = [(r, loop_time.sentence(loop_time.loop_time(r.measurement))) for r in timed if r.measurement]
+    if len(lines) > MOST_LOOPS:
+        return []
     return [line if len(lines) == 1 else f"repeat {record.repeat}: {line}" for record, line in lines if line]
 
 
@@ -262,7 +268,7 @@ def _listed(
         made = [c for c in made if c.name in (*apart, *added) or not c.is_empty]
     caption = _caption(rows, [c for c in constant if c not in names], shown)
     leaves = chosen.leaves
-    if chosen is layout.OTHER:
+    if chosen.leaves == layout.OTHER.leaves:
         leaves += _shortest_first([c for c in made if c.name in beside and c.name not in layout.ESSENTIAL])
     notes = [*notes, *_without_memory(made, on_cpu)]
     return Table(caption, tuple(made), tuple(notes), tuple(rows["status"]), () if asked else leaves)
