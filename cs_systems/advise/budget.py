@@ -60,10 +60,12 @@ class Budgeted:
 
         The first one, of the start, may take all: without it there is no search.
         """
-        left_s = self.left_s()
+        left_s = share_s = self.left_s()
+        least_s = LEAST_TIMEOUT_S
         if self._took_s:
-            left_s = min(MOST_OF_BUDGET * self.budget_s, left_s - self.proof_s(is_kept=False))
-        return max(LEAST_TIMEOUT_S, TIMES_USUAL * self.process_s(), left_s)
+            share_s = min(MOST_OF_BUDGET * self.budget_s, left_s - self.proof_s(is_kept=False))
+            least_s = min(least_s, left_s)
+        return max(least_s, TIMES_USUAL * self.process_s(), share_s)
 
     def extend(self, seconds: float) -> None:
         """Add to the time, for what follows the search."""

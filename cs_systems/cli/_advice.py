@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SCRIPT = "YOUR_SCRIPT.py"
 RECORD_BYTES = 20_000  # most bytes of a record of one process
+SHORT_S = 120.0  # budget below which the start, which is measured whatever time it takes, may take longer
 
 
 def try_command(
@@ -103,11 +104,18 @@ def say(line: str) -> None:
 
 
 def announce(
-    situation: Situation, levers: Mapping[str, Lever], budget: str, start: str, *, is_answer: bool
+    situation: Situation,
+    levers: Mapping[str, Lever],
+    budget: str,
+    budget_s: float,
+    start: str,
+    *,
+    is_answer: bool,
 ) -> list[ToTryRow]:
     """Print what will be tried, how long it may take, and how much disk space it takes; return what will be tried.
 
-    is_answer: print it to standard output, because the command runs nothing.
+    budget: the time as it was given, with what it is for. is_answer: print it to standard output, because the command
+    runs nothing.
     """
     from cs_systems.advise.judge import MANY_PAIRS
     from cs_systems.advise.lever import proposals
@@ -120,9 +128,10 @@ def announce(
     reasons = [found for found in proposals(situation, levers) if isinstance(found, tuple)]
     nothing = f"nothing, because no lever applies: {'; '.join(f'{name} ({why})' for name, why in reasons)}"
     tell(f"to try: {'; '.join(options) or nothing}")
+    longer = " (longer if the start alone takes longer)" if budget_s < SHORT_S else ""
     tell(
-        f"at most {budget}, each option 1 to {2 * MANY_PAIRS} processes; later options follow from those that are "
-        f"kept; about {human(RECORD_BYTES, 'bytes')} of records per process"
+        f"at most {budget}{longer}, each option 1 to {2 * MANY_PAIRS} processes; later options follow from those that "
+        f"are kept; about {human(RECORD_BYTES, 'bytes')} of records per process"
     )
     return rows
 

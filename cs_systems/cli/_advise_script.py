@@ -78,7 +78,8 @@ def searched(asked: Asked) -> int:
         has_ranks=bool(launcher),
     )
     budget = f"{asked.budget} ({OF_PATCH:.0%} for the diff)" if asked.apply_patch else asked.budget
-    to_try = announce(situation, chosen, budget, command_line(*asked.words), is_answer=asked.dry_run)
+    started = command_line(*asked.words)
+    to_try = announce(situation, chosen, budget, asked.budget_s, started, is_answer=asked.dry_run)
     if asked.dry_run:
         add(document.table(TO_TRY, to_try))
         return 0

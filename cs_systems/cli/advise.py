@@ -168,7 +168,7 @@ def _search(args: Advise, start: RunConfig, budget_s: float, limit_bytes: int | 
     if of_scripts := [name for name in args.levers if every[name].options is None]:
         raise ConfigError(f"{', '.join(of_scripts)}: for scripts only; give the script after --")
     levers = {name: lever for name, lever in every.items() if lever.options and name in (args.levers or every)}
-    to_try = announce(situation, levers, args.budget, describe(start), is_answer=args.dry_run)
+    to_try = announce(situation, levers, args.budget, budget_s, describe(start), is_answer=args.dry_run)
     if args.dry_run:
         add(document.table(TO_TRY, to_try))
         return 0

@@ -102,6 +102,15 @@ def test_dry_run_without_a_lever_that_applies_says_why(capsys: pytest.CaptureFix
     assert not err
 
 
+@pytest.mark.parametrize(
+    ("budget", "told"),
+    [("30s", "at most 30s (longer if the start alone takes longer), each"), ("15m", "at most 15m, each option")],
+)
+def test_short_budget_is_no_limit_of_the_start(budget: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", *CELL, "--device", "cpu", "--dry-run", "--budget", budget]) == 0
+    assert told in " ".join(capsys.readouterr().out.split())
+
+
 def test_dry_run_measures_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", *CELL, "--dry-run", "--out", str(tmp_path / "new")]) == 0
     out, err = capsys.readouterr()

@@ -54,6 +54,19 @@ def test_a_process_has_twice_the_usual_time_also_at_the_end() -> None:
     assert bench.timeout_s() == 80.0
 
 
+def test_a_short_budget_is_not_exceeded_by_a_trial_that_hangs() -> None:
+    bench = Bench()
+    bench.budget_s = 60.0
+    bench.__post_init__()
+    for _ in range(3):
+        bench.took(2.0)
+    assert bench.timeout_s() == 30.0
+    bench.now += 50
+    assert bench.timeout_s() == 10.0
+    bench.now += 12
+    assert bench.timeout_s() == 4.0  # twice the usual time, so that a process that was started may end
+
+
 def test_time_added_for_the_diff_is_left_after_the_search() -> None:
     bench = Bench()
     bench.now += 230.0
