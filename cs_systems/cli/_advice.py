@@ -148,7 +148,7 @@ def _print(line: str) -> None:
 def print_answer(answer: Answer) -> None:
     """Print the result, the waterfall, the rejected changes, and the results of the check of numbers."""
     from cs_systems.cli._output import print_table, terminal_width
-    from cs_systems.report.advice import OTHERS, WATERFALL
+    from cs_systems.report.advice import OTHERS, waterfall_table
     from cs_systems.report.tables.formats import text_width
 
     width = text_width(terminal_width())
@@ -156,7 +156,7 @@ def print_answer(answer: Answer) -> None:
         print(textwrap.fill(plain(sentence), width, break_on_hyphens=False))
     print()
     if answer.waterfall:
-        print_table(WATERFALL[answer.goal], answer.waterfall)
+        print_table(waterfall_table(answer.goal, answer.waterfall), answer.waterfall)
     if answer.others:
         print_table(OTHERS, answer.others)
     for line in _lines(answer):

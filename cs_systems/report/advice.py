@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, TypedDict, cast
@@ -55,6 +56,7 @@ _OF_MEMORY = "lever change expected_bytes peak_bytes gain step_s"
 _OF_ENERGY = "lever change step_j gain gain_low gain_high step_s"
 _OF_TOKENS = "lever change tokens_per_j gain gain_low gain_high step_s"
 CAPTION = "kept, each on top of those above it"
+OF_DRIFT = "steps are of different minutes; each gain was measured side by side"
 NOTE = "gain: before over after, in fresh processes; low, high: 95% interval over all looks"
 WATERFALL = {
     "time": Table("waterfall", TrialRow, CAPTION, _OF_TIME, notes=(NOTE,)),
@@ -62,6 +64,33 @@ WATERFALL = {
     "energy": Table("waterfall", TrialRow, CAPTION, _OF_ENERGY, notes=(NOTE,)),
     "tokens-per-joule": Table("waterfall", TrialRow, CAPTION, _OF_TOKENS, notes=(NOTE,)),
 }
+APART = 0.05  # least relative difference of two steps from their gain that needs a word
+_REDUCED = {"time": "step_s", "energy": "step_j"}  # goal → column that gains divide, if they have an interval
+
+
+def waterfall_table(goal: str, rows: Sequence[TrialRow]) -> Table[TrialRow]:
+    """Return the table of the kept levers; a note explains steps that contradict the gains."""
+    table = WATERFALL[goal]
+    return replace(table, notes=(*table.notes, OF_DRIFT)) if _contradict(goal, rows) else table
+
+
+def _contradict(goal: str, rows: Sequence[TrialRow]) -> bool:
+    """Return whether a step and the one above it are far from the gain, and outside of its interval.
+
+    The steps are of single processes at different times, in which the machine may have become faster or slower. A gain
+    of a larger batch is per token, so its step says nothing.
+    """
+    column = _REDUCED.get(goal)
+    for before, after in pairwise(rows):
+        was, now = (row[column] if column else None for row in (before, after))  # type: ignore[literal-required]
+        gain, low, high = after["gain"], after["gain_low"], after["gain_high"]
+        if not (was and now and gain and low and high) or "batch_size" in after["lever"]:
+            continue
+        if not low <= was / now <= high and abs(was / now / gain - 1) > APART:
+            return True
+    return False
+
+
 OTHERS = Table("not_kept", TrialRow, "not kept", "change step_s reason")
 
 
@@ -115,7 +144,9 @@ class Advice:
     def tables(self) -> list[tuple[Table[TrialRow], tuple[TrialRow, ...]]]:
         """Tables that have rows: the kept levers, then the other options."""
         return [
-            (table, rows) for table, rows in ((WATERFALL[self.goal], self.waterfall), (OTHERS, self.others)) if rows
+            (table, rows)
+            for table, rows in ((waterfall_table(self.goal, self.waterfall), self.waterfall), (OTHERS, self.others))
+            if rows
         ]
 
 

@@ -86,6 +86,36 @@ def test_answer_of_a_search_that_kept_no_code_is_read(tmp_path: Path) -> None:
     assert [row["code"] for row in advice.waterfall] == [""]
 
 
+def test_larger_batch_has_a_longer_step_and_contradicts_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = KEPT | {"lever": "batch_size", "step_s": 0.09, "gain": 1.1, "gain_low": 1.05, "gain_high": 1.15}
+    assert main(["report", str(folder_with(tmp_path, waterfall=[START, kept], trials=[kept]))]) == 0
+    assert "different minutes" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("goal", "column", "after", "is_told"),
+    [
+        ("time", "step_s", 0.014, False),
+        ("time", "step_s", 0.0133, False),
+        ("time", "step_s", 0.06, True),
+        ("time", "step_s", 0.02, True),
+        ("energy", "step_j", 25.0, True),
+        ("energy", "step_j", 20 / 3.6, False),
+        ("memory", "peak_bytes", 1 << 31, False),
+    ],
+)
+def test_steps_that_contradict_a_gain_are_explained(
+    goal: str, column: str, after: float, is_told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = KEPT | {column: after}
+    folder = folder_with(tmp_path, goal=goal, waterfall=[START, kept], trials=[kept])
+    assert main(["report", str(folder)]) == 0
+    told = "steps are of different minutes; each gain was measured side by side"
+    assert (told in " ".join(capsys.readouterr().out.split())) == is_told
+
+
 @pytest.mark.parametrize("goal", WATERFALL)
 def test_waterfall_is_drawn_for_each_goal(goal: str, tmp_path: Path) -> None:
     advice = read(folder_with(tmp_path, goal=goal))
