@@ -68,6 +68,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "cached-memory": ("cached-memory",),
     "cpu-offload": ("cpu-offload",),
     "flat-operators": ("cut-gradients",),
+    "copied-factors": ("needless-copies",),
     "cut-samples": ("cut-gradients",),
     "data-input": ("data-loading",),
     "decompositions": ("decompositions",),

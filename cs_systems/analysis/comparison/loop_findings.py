@@ -494,6 +494,20 @@ class UnreadRowsRow(TypedDict):
     read_s: float  # with the rows that are read
 
 
+class CopiedFactorRow(TypedDict):
+    """Copies of one tensor that a batched product multiplies, on a CPU."""
+
+    tensor: str | None  # the name of the parameter; None of another tensor
+    how: str  # the function that makes the copies
+    copies: int
+    copied_bytes: int  # of all copies
+    is_first: bool  # the copies are the first factor
+    products: int  # such products in a step
+    steps: int
+    time_s: float  # of these products per step with the copies, measured apart from the loop
+    shared_s: float  # with the tensor itself
+
+
 class ActivationFormulaRow(TypedDict):
     """Activation that is computed by a formula of several operators where torch has one, on a CPU."""
 
@@ -779,6 +793,7 @@ ONE_HOT = Table("one_hot_products", OneHotRow, "linear layers that multiply one-
 REPEATED_ROWS = Table("repeated_rows", RepeatedRowsRow, "rows that are looked up for each part of a batch")
 PRODUCT_ORDERS = Table("product_orders", ProductOrderRow, "products of three matrices in the costlier order")
 UNREAD_ROWS = Table("unread_rows", UnreadRowsRow, "rows of layers' results without a gradient")
+COPIED_FACTORS = Table("copied_factors", CopiedFactorRow, "products with copies of one tensor")
 ACTIVATION_FORMULAS = Table("activation_formulas", ActivationFormulaRow, "activations that are written as formulas")
 SPARSE_FACTORS = Table("sparse_factors", SparseFactorRow, "constant matrices of zeros that products multiply")
 SAMPLES_AS_TIME = Table("samples_as_time", SamplesAsTimeRow, "recurrent layers that walk over the samples of a batch")

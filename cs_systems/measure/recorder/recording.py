@@ -30,6 +30,7 @@ from cs_systems.measure.recorder import _again, _result, hooks
 from cs_systems.measure.recorder.activation_formulas import ActivationFormulas
 from cs_systems.measure.recorder.anomaly import Anomaly
 from cs_systems.measure.recorder.calls import Calls
+from cs_systems.measure.recorder.copied_factors import CopiedFactors
 from cs_systems.measure.recorder.covariances import Covariances
 from cs_systems.measure.recorder.cut_samples import CutSamples
 from cs_systems.measure.recorder.denormals import Denormals
@@ -155,6 +156,7 @@ class Recording:
             FlatOperators(of), CutSamples(of, tracker), Covariances(of, tracker, compiled), ProductOrders(of, compiled),
             SparseFactors(of, compiled), UnreadRows(of, compiled), ActivationFormulas(of, compiled), SameDerivatives(),
             DistributionChecks(tracker), FusedUpdates(of), Denormals(hidden), SingleElements(tracker, compiled),
+            CopiedFactors(of, compiled),
         ]  # fmt: skip
         if self._writer.meeting is not None:
             replicas = Replicas()

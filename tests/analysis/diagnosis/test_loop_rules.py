@@ -131,6 +131,8 @@ ORDER = {"batches": 4, "rows": 640, "inner": 12, "summed": 640, "width": 12, "pr
          "flops_share": 0.02, "time_s": 0.05, "other_s": 0.001}  # fmt: skip
 FORMULA = {"activation": "F.gelu(x, approximate='tanh')", "operators": 8, "elements": 65_536, "calls": 2, "steps": 3,
            "time_s": 0.05, "one_s": 0.005}  # fmt: skip
+COPIED = {"tensor": "Net.weights", "how": "stack", "copies": 16, "copied_bytes": 24 << 20, "is_first": True,
+          "products": 1, "steps": 3, "time_s": 0.05, "shared_s": 0.005}  # fmt: skip
 FUSED = {"optimizer": "AdamW", "parameters": 124, "tried": 124, "updates": 1.0, "time_s": 0.05, "fused_share": 0.2,
          "low_share": 0.18, "high_share": 0.25, "rounds": 15}  # fmt: skip
 ZEROS = {"rows": 1300, "columns": 1300, "nonzeros": 11_634, "products": 3, "steps": 3, "time_s": 0.05,
@@ -467,6 +469,17 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         "kl_divergence alone: Net.forward() at train.py:8 calls sample(), which cuts the gradient: draw with rsample() "
         "there, which keeps the gradient",
     ),
+    "copied-factors": (
+        loop({"copied_factors": [COPIED], "inner_lines": [
+            inner("Net.forward", 8, 0.001, source="w = torch.stack([self.weights] * len(x))"),
+            inner("Net.head", 9, 0.001, source="return a @ x"),
+        ]}),
+        None,
+        "about 50% of the step is a product with 16 copies of Net.weights, 24.0 MiB in all, by torch.stack; with the "
+        "tensor itself it takes 10% of the time (Net.forward() at train.py:8): multiply the tensor itself, w of k "
+        'matrices, with n × k others, x: torch.einsum("kij,nkjm->nkim", w, x); expand() and the broadcasting of '
+        "matmul make the same copies",
+    ),
     "flat-operators": (
         loop({"flat_operators": [FLAT]}),
         None,
@@ -616,6 +629,12 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "unread-rows: faster with the rows that are read": (
         {"unread_rows": [UNREAD | {"read_s": 0.05}, UNREAD | {"time_s": 0.0199}]},
         {"unread_rows": [UNREAD | {"read_s": 0.05}, UNREAD | {"time_s": 0.0201}]},
+    ),
+    "copied-factors: a tenth of the step": (
+        {"copied_factors": [COPIED | {"time_s": 0.0149}]}, {"copied_factors": [COPIED | {"time_s": 0.0151}]},
+    ),
+    "copied-factors: measured longer than the phases": (
+        {"copied_factors": [COPIED | {"time_s": 0.231}]}, {"copied_factors": [COPIED | {"time_s": 0.229}]},
     ),
     "sparse-factors: a tenth of the step": (
         {"sparse_factors": [ZEROS | {"time_s": 0.0199}]}, {"sparse_factors": [ZEROS | {"time_s": 0.0201}]},
@@ -2218,3 +2237,12 @@ def test_single_parameter_behind_several_flat_operators_has_no_place() -> None:
         "1 parameter in Net.encoder gets gradients of zeros alone: the loss reaches it only through floor() or "
         "round(), with a derivative"
     )
+
+
+def test_further_products_of_copies_are_counted() -> None:
+    others = {"tensor": None, "how": "expand", "is_first": False, "time_s": 0.02}
+    (found,) = causes(loop({"copied_factors": [COPIED | {"products": 2}, COPIED | others]}))
+    assert ", and 2 similar products; with" in found.sentence
+    (found,) = causes(loop({"copied_factors": [COPIED | others]}))
+    assert "16 copies of one tensor, 24.0 MiB in all, by expand() or the broadcasting of matmul; with" in found.sentence
+    assert 'torch.einsum("nkmi,kij->nkmj", x, w)' in found.sentence

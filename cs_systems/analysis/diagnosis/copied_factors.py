@@ -1,0 +1,51 @@
+"""Rule for products with copies of one tensor, such as weights that are stacked for each sample of a batch."""
+
+from __future__ import annotations
+
+import re
+
+from cs_systems.analysis.comparison.loop_findings import COPIED_FACTORS
+from cs_systems.analysis.diagnosis import Diagnosis, Rule
+from cs_systems.analysis.diagnosis._evidence import Evidence
+from cs_systems.analysis.diagnosis.product_order import place_of_products, saved
+from cs_systems.core.units import counted, human
+
+REMEDY = (
+    "multiply the tensor itself, w of k matrices, with n × k others, x: torch.einsum({product}); expand() and the "
+    "broadcasting of matmul make the same copies"
+)
+MADE = {
+    "stack": "by torch.stack",
+    "cat": "by torch.cat",
+    "repeat": "by repeat()",
+    "expand": "by expand() or the broadcasting of matmul",
+}
+_FIRST, _SECOND = '"kij,nkjm->nkim", w, x', '"nkmi,kij->nkmj", x, w'
+_LINES = {
+    "stack": re.compile(r"\bv?stack\("),
+    "cat": re.compile(r"\b(cat|concat|concatenate|vstack)\("),
+    "repeat": re.compile(r"\b(repeat|tile)\("),
+}
+
+
+def find(evidence: Evidence) -> Diagnosis | None:
+    """Find the time that products of the same sizes save with the tensor itself, as measured."""
+    rows = [row for row in COPIED_FACTORS.of(evidence.tables) if row["shared_s"] < row["time_s"]]
+    saving = saved(evidence, [(row["time_s"], row["shared_s"]) for row in rows])
+    if saving is None or (step_s := evidence.step_s) is None:
+        return None
+    first = max(rows, key=lambda row: row["time_s"])
+    name, size = first["tensor"] or "one tensor", human(first["copied_bytes"], "bytes")
+    others = sum(row["products"] for row in rows) - 1
+    more = f", and {counted(others, 'similar product')}" if others else ""
+    cause = (
+        f"about {saving.lasted_s / step_s:.0%} of the step is a product with {first['copies']:,} copies of {name}, "
+        f"{size} in all, {MADE[first['how']]}{more}; with the tensor itself it takes {saving.other_share:.0%} of the "
+        "time"
+    )
+    where = place_of_products(evidence, *filter(None, [_LINES.get(first["how"])]))
+    remedy = REMEDY.format(product=_FIRST if first["is_first"] else _SECOND)
+    return Diagnosis(cause, remedy, step_s, takes=saving.takes, evidence=tuple({**row} for row in rows), where=where)
+
+
+RULE = Rule(find, refines=("small-operators",))
