@@ -64,10 +64,17 @@ REMEDIES = {
     "nan-loss": "lower the learning rate or use another precision",
     "inf-loss": "lower the learning rate or use another precision",
 }
-_LATER = (
-    "record more steps after a longer warm-up where the loop has them, such as cs-systems run --steps 20:70, or "
-    "Recorder(warmup=20, steps=50)"
-)
+LATER_WARMUP, LATER_STEPS = 20, 50  # steps that are recorded later; twice those of a record that has as many
+
+
+def _later(warmup: int, steps: int) -> str:
+    return (
+        f"record more steps after a longer warm-up where the loop has them, such as cs-systems run --steps {warmup}:"
+        f"{warmup + steps}, or Recorder(warmup={warmup}, steps={steps})"
+    )
+
+
+_LATER = _later(LATER_WARMUP, LATER_STEPS)
 # The same for a user's own loop, measured by `cs-systems run` or a Recorder, which have other options. The remedy of
 # few-samples depends on the length of the loop, and is in the record.
 LOOP_REMEDIES = {code: remedy for code, remedy in REMEDIES.items() if code != "few-samples"} | {
@@ -81,6 +88,21 @@ LOOP_REMEDIES = {code: remedy for code, remedy in REMEDIES.items() if code != "f
     "throttled": "record fewer steps, or cool the GPU",
     "shared-gpu": "stop the other processes, or choose another GPU with CUDA_VISIBLE_DEVICES",
 }
+
+
+def beyond(remedy: str, warmup: int, steps: int, timed: int | None) -> str:
+    """Return a remedy of LOOP_REMEDIES with steps beyond those that the loop recorded.
+
+    Args:
+        remedy: the remedy, which may name no steps.
+        warmup: the steps before the timed ones.
+        steps: the steps to time.
+        timed: the steps that were timed, fewer where the loop ended; None if unknown.
+    """
+    if timed is not None and timed < steps:
+        return remedy.replace(_LATER, "let the loop run longer, and record more steps after a longer warm-up")
+    warmup = LATER_WARMUP if warmup < LATER_WARMUP else 2 * warmup
+    return remedy.replace(_LATER, _later(warmup, LATER_STEPS if steps < LATER_STEPS else 2 * steps))
 
 
 def caveat(code: str, message: str) -> Caveat:

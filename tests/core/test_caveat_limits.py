@@ -7,6 +7,7 @@ import pytest
 from cs_systems.core.caveats import (
     LOOP_REMEDIES,
     REMEDIES,
+    beyond,
     broken_graph,
     cut_short,
     not_restored,
@@ -40,6 +41,22 @@ def test_caveat_of_a_short_loop_names_steps_that_fit(timed: int, done: int | Non
 
 def test_remedy_of_a_short_loop_is_in_its_record_alone() -> None:
     assert {*REMEDIES} - {*LOOP_REMEDIES} == {cut_short(1, 50, 8, "the loop ended").code}
+
+
+@pytest.mark.parametrize("code", ["unstable", "recompiled", "cudaMalloc"])
+@pytest.mark.parametrize(
+    ("ran", "told"),
+    [((5, 20), (20, 50)), ((20, 50), (40, 100)), ((20, 10), (40, 50)), ((5, 50), (20, 100)), ((0, 200), (20, 400))],
+)
+def test_steps_of_a_remedy_are_more_than_those_that_ran(code: str, ran: tuple[int, int], told: tuple[int, int]) -> None:
+    (warmup, steps), remedy = told, beyond(LOOP_REMEDIES[code], *ran, timed=ran[1])
+    assert f"cs-systems run --steps {warmup}:{warmup + steps}, or Recorder(warmup={warmup}, steps={steps})" in remedy
+
+
+def test_remedy_of_a_loop_that_ended_names_no_steps() -> None:
+    remedy = beyond(LOOP_REMEDIES["unstable"], 5, 20, timed=19)
+    assert remedy == "let the loop run longer, and record more steps after a longer warm-up"
+    assert beyond("other", 5, 20, timed=19) == "other"
 
 
 def test_loop_ended_by_an_error_gets_advice_to_correct_it() -> None:

@@ -22,7 +22,7 @@ from cs_systems.analysis.replay.clean import Clean
 from cs_systems.analysis.replay.what_ifs import Recalled, what_if
 from cs_systems.analysis.timing_caveats import launch_bound_phases
 from cs_systems.config import CONFIGURED, Phase, RunConfig
-from cs_systems.core.caveats import LOOP_REMEDIES, REMEDIES, SHARED, UNEVEN
+from cs_systems.core.caveats import LOOP_REMEDIES, REMEDIES, SHARED, UNEVEN, beyond
 from cs_systems.core.experiments import EXPERIMENTS, ExperimentRow
 from cs_systems.core.fields import Subject
 from cs_systems.core.range_names import LOADER
@@ -131,7 +131,10 @@ class Evidence:
 
     def remedy(self, caveat: str) -> str:
         """Return the remedy of a caveat, by its code."""
-        return (LOOP_REMEDIES if self.is_loop else REMEDIES)[caveat]
+        if self.config is None or not self.is_loop:
+            return REMEDIES[caveat]
+        timed = self.measurement and len(self.measurement.timed)
+        return beyond(LOOP_REMEDIES[caveat], self.config.warmup, self.config.steps, timed)
 
     @cached_property
     def clean_s(self) -> float | None:

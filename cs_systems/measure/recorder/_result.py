@@ -17,7 +17,7 @@ from cs_systems.analysis.comparison.loop_findings import ITERATORS, REPEATED_FOR
 from cs_systems.analysis.timing_caveats import timing_caveats
 from cs_systems.config import RunConfig
 from cs_systems.core import caveats
-from cs_systems.core.caveats import GRAPH_BREAKS, LOOP_REMEDIES, Caveat
+from cs_systems.core.caveats import GRAPH_BREAKS, LOOP_REMEDIES, Caveat, beyond
 from cs_systems.core.statistics import total
 from cs_systems.core.units import counted
 from cs_systems.instrument.probes import compiled_graphs, graph_break_rows, graph_breaks
@@ -95,7 +95,9 @@ def success(
     started = sum(each.starts_workers for each in inputs)
     row: IteratorsRow = {"steps": len(inputs), "with_new": begun, "started": started, "collated": collated}
     iterators = ITERATORS.filled([row]) if begun or collated else {}
-    found = tuple(replace(caveat, remedy=LOOP_REMEDIES.get(caveat.code, caveat.remedy)) for caveat in found)
+    ran_steps = config.warmup, config.steps, len(measurement.timed)
+    remedies = (beyond(LOOP_REMEDIES.get(each.code, each.remedy), *ran_steps) for each in found)
+    found = tuple(replace(each, remedy=remedy) for each, remedy in zip(found, remedies, strict=True))
     known = {"precision": precision, "graph_breaks": len(noted) or None, "compiled_graphs": compiled_graphs()[0]}
     ran = cast(Ran, {**subject.ran(), **counts, **{name: value for name, value in known.items() if value}})
     broken = GRAPH_BREAKS.filled(breaks) if breaks else {}

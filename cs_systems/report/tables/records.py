@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from cs_systems.analysis.comparison import loop_time
 from cs_systems.config import FIELDS, PRESETS, ConfigError, one_of
 from cs_systems.core import units
-from cs_systems.core.caveats import LOOP_REMEDIES, REMEDIES
+from cs_systems.core.caveats import LOOP_REMEDIES, REMEDIES, Caveat, beyond
 from cs_systems.core.fields import Subject
 from cs_systems.core.printable import shortened, text_cell
 from cs_systems.core.units import counted
@@ -390,12 +390,21 @@ def counted_caveats(records: Iterable[RunRecord]) -> list[CountedCaveat]:
     messages_by_caveat: dict[tuple[str, str], list[str]] = {}
     for record in records:
         for caveat in record.warnings:
-            remedy = (LOOP_REMEDIES if record.is_loop else REMEDIES).get(caveat.code, caveat.remedy)
+            remedy = _remedy(record, caveat)
             messages_by_caveat.setdefault((caveat.code, remedy), []).append(caveat.message)
     return [
         CountedCaveat(code, len(messages), summarized(messages), remedy)
         for (code, remedy), messages in messages_by_caveat.items()
     ]
+
+
+def _remedy(record: RunRecord, caveat: Caveat) -> str:
+    """Return the remedy of a caveat, also of a record that was written with an earlier wording."""
+    if not record.is_loop:
+        return REMEDIES.get(caveat.code, caveat.remedy)
+    warmup, steps = (record.config.get(name, 0) for name in ("warmup", "steps"))
+    timed = record.measurement and len(record.measurement.timed)
+    return beyond(LOOP_REMEDIES.get(caveat.code, caveat.remedy), warmup, steps, timed)
 
 
 def summarized(messages: Sequence[str]) -> str:
