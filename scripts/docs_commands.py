@@ -71,7 +71,8 @@ def is_reproducible(command: str) -> bool:
     """Return True if a command prints the same in each run, because it reads the repository's files or predicts."""
     if (words := own_words(command)) is None:
         return command.split()[0] in ("gunzip", "head")
-    reads_study = words[0] in ("compare", "report") and any(word.startswith("profiles/") for word in words)
+    committed = any(word.startswith(("profiles/", "tests/data/")) for word in words)
+    reads_study = words[0] in ("compare", "report") and committed
     return words[0] in ("analyze", "schema", "snapshot") or reads_study or "--fits" in words or "--show" in words
 
 

@@ -128,8 +128,9 @@ def test_blocks_are_read_with_continued_lines_and_needs() -> None:
 
 def test_commands_that_read_committed_files_or_predict_are_reproducible() -> None:
     alike = ["analyze t.json", "snapshot s.pickle", "compare profiles/a profiles/b", "memory --size xl --fits 24GiB"]
+    alike += ["compare tests/data/a.json tests/data/b.json"]
     other = ["time --size tiny", "report runs/first", "compare runs/a runs/b", "memory --size tiny"]
-    assert [docs.is_reproducible(f"cs-systems {words}") for words in alike + other] == [True] * 4 + [False] * 4
+    assert [docs.is_reproducible(f"cs-systems {words}") for words in alike + other] == [True] * 5 + [False] * 4
     (block,) = docs.blocks("```console\n$ cs-systems doctor \\\n    --json\nout\nmore\n$ ls\n```\n")
     assert block.shown == ["out\nmore\n", ""]
 
