@@ -352,18 +352,23 @@ def _why_missing(folder: Path) -> str:
     lines = [line for line in (folder / "log.txt").read_text(errors="replace").splitlines() if line.strip()]
     errors = [match[1] for line in lines if (match := ERROR.match(line)) and OF_LAUNCHER not in line]
     if errors:
-        return plain(errors[-1])[:MOST_SHOWN]
+        return _short(errors[-1])
     left = [each for each in (folder, folder / SAMPLED) if records_path(each).exists()]
     records = [record for each in left for record in read_records(each)[0]]
     if reason := next((record.reason for record in records if record.reason), None):
-        return plain(OF_RUN.sub(_as_options, reason))[:MOST_SHOWN]
+        return _short(OF_RUN.sub(_as_options, reason))
     if not lines:
         return "it ended and printed nothing"
     *before, last = lines
     reason = last.removeprefix(NOTHING_RECORDED)
     if reason == last or not before or not reason.startswith(ENDED):
-        return plain(reason)[:MOST_SHOWN]
-    return plain(f"{reason.partition(';')[0]}; its last line is: {before[-1]}")[:MOST_SHOWN]
+        return _short(reason)
+    return _short(f"{reason.partition(';')[0]}; its last line is: {before[-1]}")
+
+
+def _short(reason: str) -> str:
+    """Return a reason with the paths below the current folder relative to it, cut where it is too long."""
+    return plain(reason.replace(f"{Path.cwd()}{os.sep}", ""))[:MOST_SHOWN]
 
 
 def _as_options(steps: re.Match[str]) -> str:

@@ -144,6 +144,22 @@ def test_reason_of_a_script_that_cannot_be_measured_is_its_own_error(log: str, r
     assert scripts._why_missing(tmp_path) == reason
 
 
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        ('RuntimeError: from user code: File "{here}/sub/train.py", line 198', 'File "sub/train.py", line 198'),
+        ('cs-systems: nothing was recorded, because File "{here}/train.py"', 'File "train.py"'),
+        ('RuntimeError: File "{here}-other/train.py"', 'File "{here}-other/train.py"'),
+    ],
+)
+def test_paths_of_a_reason_are_relative_to_the_current_folder(
+    log: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "log.txt").write_text(log.format(here=tmp_path))
+    assert scripts._why_missing(tmp_path).endswith(reason.format(here=tmp_path))
+
+
 @pytest.mark.parametrize("of_record", ["", scripts.SAMPLED])
 def test_reason_in_the_record_of_a_process_is_told(of_record: str, tmp_path: Path) -> None:
     (tmp_path / "log.txt").touch()
