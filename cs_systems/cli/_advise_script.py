@@ -78,6 +78,8 @@ def searched(asked: Asked) -> int:
         has_ranks=bool(launcher),
     )
     budget = f"{asked.budget} ({OF_PATCH:.0%} for the diff)" if asked.apply_patch else asked.budget
+    if asked.out is not None:
+        refuse_other_version(asked.out, files)
     started = command_line(*asked.words)
     to_try = announce(situation, chosen, budget, asked.budget_s, started, is_answer=asked.dry_run)
     if asked.dry_run:
@@ -115,16 +117,24 @@ def searched(asked: Asked) -> int:
 
 def check_version(folder: Path, files: Sequence[Source]) -> None:
     """Write the hash of the script's files into the folder. Raises ConfigError if its trials are of other files."""
-    digest = sha256("".join(each.text for each in files).encode()).hexdigest()
+    refuse_other_version(folder, files)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / VERSION).write_text(f"{_digest(files)}\n")
+
+
+def _digest(files: Sequence[Source]) -> str:
+    return sha256("".join(each.text for each in files).encode()).hexdigest()
+
+
+def refuse_other_version(folder: Path, files: Sequence[Source]) -> None:
+    """Raise ConfigError if the trials in the folder are of other texts of the script's files."""
     file = folder / VERSION
     is_measured = any(folder.glob("*/records.jsonl"))
-    if is_measured and file.exists() and file.read_text().strip() != digest:
+    if is_measured and file.exists() and file.read_text().strip() != _digest(files):
         raise ConfigError(
             f"the trials in {folder} are of another version of the script or of a module that it imports; "
             "choose another --out, or undo the edit"
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(f"{digest}\n")
 
 
 def recording_command(launcher: Sequence[str], options: Mapping[str, Any], words: Sequence[str]) -> list[str]:

@@ -5,6 +5,8 @@ option is measured in processes of its own and compared with the best cell so fa
 its expected and its measured step, why others were not kept, and the command of the best cell.
 
 `advise -- train.py ARGS` tries the levers of an unedited script, applied from outside, and prints the diff.
+Of the options below, a script takes --goal, --budget, --memory, --levers, --apply-patch, --dry-run, --out, --format,
+--warmup and --steps.
 """
 
 from __future__ import annotations
@@ -82,7 +84,9 @@ class Advise:
         MaybePath,
         optional("DIR", "folder for the records; if it has records, the search is resumed", OUT),
     ] = None
-    fresh: Annotated[bool, flag("rename the folder's old records, and measure everything again")] = False
+    fresh: Annotated[bool, flag("rename the folder's old records, and measure everything again; not for a script")] = (
+        False
+    )
     record_host: RecordHost = False
     format: PrintedFormat = "terminal"
     cells: ModelCells = field(default_factory=ModelCells)

@@ -1,6 +1,7 @@
 """The command on a CPU: a real search of one lever, its resumption, and what it refuses."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,10 @@ import pytest
 from cs_systems.advise.answer import ENDED, Answer, row_of
 from cs_systems.advise.lever import ScriptPlan
 from cs_systems.advise.sources import Source
-from cs_systems.cli import main
+from cs_systems.cli import advise, main
 from cs_systems.cli._advice import print_continuation
 from cs_systems.cli._advise_script import check_version
+from cs_systems.cli.advise import Advise
 from cs_systems.config import ConfigError
 from cs_systems.core import origin
 from cs_systems.record import read_records
@@ -93,6 +95,32 @@ def test_search_of_an_edited_script_is_not_resumed(tmp_path: Path) -> None:
         ConfigError, match=r"are of another version of the script or of a module .*choose another --out"
     ):
         check_version(folder, [first])
+
+
+def test_dry_run_refuses_what_the_search_would_refuse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script, words = Path("train.py"), ["advise", "--dry-run", "--out", "F", "--", "train.py"]
+    script.write_text("import torch\n")
+    assert main(words) == 0
+    assert not Path("F").exists()
+    check_version(Path("F"), [Source(script, script.read_text())])
+    Path("F/start-0").mkdir()
+    Path("F/start-0/records.jsonl").touch()
+    assert main(words) == 0
+    script.write_text("import torch, os\n")
+    capsys.readouterr()
+    assert main(words) == 2
+    assert "choose another --out, or undo the edit" in capsys.readouterr().err
+
+
+def test_options_that_a_script_takes_are_in_the_help() -> None:
+    """The help lists them, because the others are refused."""
+    told = {*re.findall(r"--[\w-]+", (advise.__doc__ or "").partition("a script takes")[2])}
+    fields = {f"--{name.replace('_', '-')}" for name in Advise.__dataclass_fields__}
+    refused = {"--script", "--keep", "--change-batch", "--train-steps", "--fresh", "--record-host"}
+    assert told == (fields - refused - {"--cells", "--step"}) | {"--warmup"}
 
 
 def test_dry_run_without_a_lever_that_applies_says_why(capsys: pytest.CaptureFixture[str]) -> None:
