@@ -133,7 +133,7 @@ class Evidence:
         """Return the remedy of a caveat, by its code."""
         if self.config is None or not self.is_loop:
             return REMEDIES[caveat]
-        timed = self.measurement and len(self.measurement.timed)
+        timed = len(self.measurement.timed) if self.measurement else None
         return beyond(LOOP_REMEDIES[caveat], self.config.warmup, self.config.steps, timed)
 
     @cached_property

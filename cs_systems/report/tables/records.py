@@ -403,7 +403,7 @@ def _remedy(record: RunRecord, caveat: Caveat) -> str:
     if not record.is_loop:
         return REMEDIES.get(caveat.code, caveat.remedy)
     warmup, steps = (record.config.get(name, 0) for name in ("warmup", "steps"))
-    timed = record.measurement and len(record.measurement.timed)
+    timed = len(record.measurement.timed) if record.measurement else None
     return beyond(LOOP_REMEDIES.get(caveat.code, caveat.remedy), warmup, steps, timed)
 
 
