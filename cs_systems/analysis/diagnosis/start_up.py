@@ -95,7 +95,7 @@ def _of_loop(row: SlowStartRow, timed: int) -> Diagnosis | None:
         takes=row["extra_s"],
         evidence=(row,),
         is_of_recording=True,
-        is_outside=True,
+        is_outside=row["timed"] <= MOSTLY * timed,  # else the causes of the timed steps are those of the slow ones
     )
 
 

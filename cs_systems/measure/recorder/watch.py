@@ -18,7 +18,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from torch import nn
+from torch import get_num_threads, nn
 
 from cs_systems.analysis.comparison import loop_findings as found
 from cs_systems.analysis.comparison.loop_growth import (
@@ -68,6 +68,7 @@ ENOUGH_LOOKS = 100  # enough samples of the stack; a busy machine gives fewer
 BUSIER = 0.1  # rise of the share of the cores that other programs use
 BUSY = 0.25  # such a share; threads of operators then wait for each other, and by turns more or less
 BY_OTHERS = 2.5  # times that they may make a step longer, through caches and cores that are shared
+BY_SPINNING = 30  # the same where the threads of an operator wait for each other without a pause; 10 was seen
 MOST_BY_OTHERS = 3.5  # the same where they become busier and busier; 2.7 was seen
 STEPS_WITH_SUMS = 3  # most sampled steps in which running totals are looked for
 FEWEST_WITH_WORKERS = 60  # steps that show growth of the input; the first ones take batches that wait already
@@ -543,7 +544,8 @@ class Watch(Observer):
         end = max(first) + 1
         was_busy = self._others.share_before(end) >= BUSY and not has_workers
         is_by_others = was_busy or self._others.fall_after(end) >= BUSIER
-        if is_by_others and start.each_s < BY_OTHERS * start.later_s:
+        spins = not self._device.is_cuda and get_num_threads() > 1
+        if is_by_others and start.each_s < (BY_SPINNING if spins else BY_OTHERS) * start.later_s:
             return set(), []
         known_s = sum(worked_s[n] for n in known)
         falls = {name: -rise for name, rise in _rises(phases).items()}

@@ -2006,6 +2006,13 @@ def test_wrong_training_comes_before_a_slow_start() -> None:
     assert [one.code for one in apply_rules(loop(tables)).diagnoses] == ["no-update", "start-up"]
 
 
+@pytest.mark.parametrize(("timed", "first"), [(5, "start-up"), (6, "own-python")])
+def test_causes_of_timed_steps_that_are_the_slow_ones_come_first(timed: int, first: str) -> None:
+    tables = {"slow_start": [STARTED | {"timed": timed}], "own_python": [own("augment", 8, 0.07)]}
+    evidence = loop(tables, other=0.075)
+    assert next(one.code for one in apply_rules(evidence).diagnoses) == first
+
+
 def test_slow_steps_that_come_again_precede_a_slow_start() -> None:
     tables = {"slow_start": [STARTED], "slow_steps": [slow()]}
     assert [one.code for one in apply_rules(loop(tables)).diagnoses] == ["periodic-steps", "start-up"]

@@ -636,6 +636,25 @@ def test_steps_that_other_programs_make_longer_do_not_grow(slower: float, late_s
         watch.close()
 
 
+@pytest.mark.parametrize(
+    ("threads", "times", "is_told"), [(2, 10, False), (2, 40, True), (1, 10, True), (1, 2.4, False)]
+)
+def test_slow_start_beside_other_programs_is_much_slower(
+    threads: int, times: float, is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads of an operator wait for each other without a pause: steps took ten times as long beside others."""
+    monkeypatch.setattr("cs_systems.measure.recorder.watch.get_num_threads", lambda: threads)
+    watch = Watch(resolve("cpu"), lambda: None)
+    try:
+        watch.durations_s = [0.01 * times] * 10 + [0.01] * 50
+        busy_s = [0.2 * 0.6 * min(step, 10) for step in range(60)]
+        watch._others.readings = [Reading(n, busy_s[n], 0.2 * n) for n in range(60)]
+        steps, rows = watch._slow_start({}, has_workers=False)
+        assert (len(steps), len(rows)) == ((10, 1) if is_told else (0, 0))
+    finally:
+        watch.close()
+
+
 def test_wait_for_a_core_of_a_thread_that_has_ended_stays_as_it_was() -> None:
     found: list[stacks.CoreQueue] = []
     thread = threading.Thread(target=lambda: found.append(stacks.CoreQueue()))
