@@ -13,6 +13,7 @@ from statistics import median
 from cs_systems.machine.device import Device
 
 IN_USE = 1 / 3  # least share of the growth that the memory in use must show, by the medians of its outer thirds
+FEWEST_IN_USE = 2  # readings of the memory in use that can differ
 MEMORY_EVERY_S = 0.02  # least time between two readings of memory
 REST = 20.0  # times as long as a reading of the memory in use lasted until the next: glibc walks over all free pieces
 
@@ -71,13 +72,16 @@ class Memory:
         return host, device
 
     def grows_in_use(self, step: int, by_bytes: float) -> bool:
-        """Return whether the memory in use grew after this step by at least a third of `by_bytes`, or is unknown.
+        """Return whether the memory in use grew after this step by at least a third of `by_bytes`.
 
         If it did not, an allocator keeps memory in pieces that fit no later request, as happens where sizes change.
+        True where it cannot be read; False if a slow reading has left too few of them.
         """
         sizes = [size for n, size in self.held if n > step]
-        third = len(sizes) // 3
-        return not third or median(sizes[-third:]) - median(sizes[:third]) >= IN_USE * by_bytes
+        if self.held_bytes is None or len(sizes) < FEWEST_IN_USE:
+            return self.held_bytes is None
+        third = max(1, len(sizes) // 3)
+        return median(sizes[-third:]) - median(sizes[:third]) >= IN_USE * by_bytes
 
     def read(self, now_s: float, step: int) -> bool:
         """Read both memories, unless the last reading is very recent; return whether they were read."""

@@ -195,6 +195,27 @@ def test_memory_in_use_grows_only_while_something_is_kept() -> None:
     assert memory.grows_in_use(-1, 9e6)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "is_readable", "grows"),
+    [
+        ((), False, True),
+        ((), True, False),
+        ((1e8,), True, False),
+        ((1e8, 1.9e8), True, True),
+        ((1e8, 1e8), True, False),
+    ],
+)
+def test_growth_that_too_few_readings_of_the_memory_in_use_show_is_not_told(
+    sizes: tuple[float, ...], is_readable: bool, grows: bool
+) -> None:
+    """After a slow reading a short loop had no other: an allocator's pieces were told as a leak of 1 GiB."""
+    memory = Memory(resolve("cpu"))
+    memory.held_bytes = (lambda: 1) if is_readable else None
+    memory.held = [*enumerate(sizes, 6)]
+    assert memory.grows_in_use(5, 9e7) == grows
+    memory.close()
+
+
 def test_longer_inputs_explain_slower_steps_unless_they_are_all_batches_so_far() -> None:
     steps = range(5, 25)
     assert follows_inputs([(n, 48 + 4 * n) for n in steps])
