@@ -29,6 +29,7 @@ from cs_systems.measure.recorder.stacks import holds_locals, is_own
 CONTAINERS = (list, dict, set, deque)
 ARRAYS = (torch.Tensor, np.ndarray)
 CACHE = functools._lru_cache_wrapper
+DEPTH = 2  # levels of objects of the program's own classes: self.memory, and its attributes
 MOST_NAMES = 1000  # most names in one namespace
 MOST_KEYS = 50  # most keys of a dict with lists
 GROWS = 0.5  # least growth, in elements per step
@@ -96,7 +97,7 @@ def named_values(frame: FrameType | None) -> Iterator[tuple[str, Named]]:
         frame = frame.f_back
 
 
-def _inside(name: str, value: Any, file: str) -> Iterator[tuple[str, Named]]:
+def _inside(name: str, value: Any, file: str, depth: int = DEPTH) -> Iterator[tuple[str, Named]]:
     yield name, Named(value, file)
     if type(value) is dict and len(value) <= MOST_KEYS:
         for key, inner in value.items():
@@ -104,8 +105,12 @@ def _inside(name: str, value: Any, file: str) -> Iterator[tuple[str, Named]]:
                 yield f"{name}[{key!r}]", Named(inner, file)
     elif (own := _own_file(type(value))) is not None and isinstance(getattr(value, "__dict__", None), dict):
         for attribute, inner in [*vars(value).items()][:MOST_NAMES]:
-            if type(inner) in (*CONTAINERS, *ARRAYS) and not attribute.startswith("_"):
+            if attribute.startswith("_"):
+                continue
+            if type(inner) in (*CONTAINERS, *ARRAYS):
                 yield f"{name}.{attribute}", Named(inner, own)
+            elif depth > 1 and _own_file(type(inner)) is not None:
+                yield from _inside(f"{name}.{attribute}", inner, own, depth - 1)
         for attribute, inner in [*vars(type(value)).items()][:MOST_NAMES]:
             if isinstance(inner, CACHE):
                 yield f"{type(value).__name__}.{attribute}", Named(inner, own)

@@ -77,6 +77,18 @@ def test_what_gets_longer_is_found_by_its_name() -> None:
     assert weight.numel() == 200
 
 
+class Agent:
+    def __init__(self) -> None:
+        self.memory = Meter()
+
+
+def test_container_of_an_object_of_an_object_is_found() -> None:
+    agent = Agent()
+    before = lengths.of(sys._getframe())
+    agent.memory.latest.extend([0.0] * 10)
+    assert [each.name for each in lengths.grown(before, lengths.of(sys._getframe()), 10)] == ["agent.memory.latest"]
+
+
 def reading(meter: Meter) -> Any:
     return meter.scores.mean()
 
