@@ -71,7 +71,7 @@ def reads(text: str, name: str) -> bool:
 
 def _length(value: Any) -> int | None:
     if type(value) in CONTAINERS:
-        return len(value)
+        return None if getattr(value, "maxlen", None) is not None else len(value)  # a full deque grows no more
     if isinstance(value, Tensor):
         return None if isinstance(value, Parameter) or value.grad_fn is not None else value.numel()
     return value.size if type(value) is np.ndarray else None

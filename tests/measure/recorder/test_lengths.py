@@ -1,6 +1,7 @@
 """Tests of the search for containers that get longer in each step, and of lines that read all of them."""
 
 import sys
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ class Meter:
     def __init__(self) -> None:
         self.scores: Any = np.zeros(0)
         self.latest: list[float] = [0.0] * 10
-        self.names = ["a", "b"]
+        self.window: deque[float] = deque(maxlen=100)
         self.total = torch.zeros(3, requires_grad=True)
 
 
@@ -65,6 +66,7 @@ def test_what_gets_longer_is_found_by_its_name() -> None:
         meter.scores = np.concatenate([meter.scores, np.ones(8)])
         meter.latest = [*meter.latest[1:], 1.0]
         losses.append(step)
+        meter.window.append(step)
         rows = torch.cat([rows, torch.ones(2)])
     weight = torch.nn.Parameter(torch.zeros(200))
     found = lengths.grown(before, lengths.of(sys._getframe()), 20)
