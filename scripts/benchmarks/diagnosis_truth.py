@@ -155,6 +155,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "unfused-optimizer": ("unfused-optimizer",),
     "unregistered-parameters": ("unused-gradients", "no-update"),
     "unused-gradients": ("unused-gradients",),
+    "unused-outputs": ("unused-outputs",),
     "unused-parameters": ("find-unused-parameters",),
     "unused-passes": ("skipped-steps",),
     "unused-tensor-cores": ("fp32-products",),

@@ -508,6 +508,18 @@ class CopiedFactorRow(TypedDict):
     shared_s: float  # with the tensor itself
 
 
+class UnusedOutputsRow(TypedDict):
+    """Calls of modules in forward with results that nothing reads, with or without a gradient, on a CPU."""
+
+    module: str  # the one with the longest such call
+    calls: int  # in a step, on average
+    steps: int  # with such calls, which are all that were looked at
+    time_s: float  # of these calls per step
+    share: float  # of the modules' time
+    function: str | None
+    place: str | None
+
+
 class ActivationFormulaRow(TypedDict):
     """Activation that is computed by a formula of several operators where torch has one, on a CPU."""
 
@@ -794,6 +806,7 @@ REPEATED_ROWS = Table("repeated_rows", RepeatedRowsRow, "rows that are looked up
 PRODUCT_ORDERS = Table("product_orders", ProductOrderRow, "products of three matrices in the costlier order")
 UNREAD_ROWS = Table("unread_rows", UnreadRowsRow, "rows of layers' results without a gradient")
 COPIED_FACTORS = Table("copied_factors", CopiedFactorRow, "products with copies of one tensor")
+UNUSED_OUTPUTS = Table("unused_outputs", UnusedOutputsRow, "calls of modules with results that nothing reads")
 ACTIVATION_FORMULAS = Table("activation_formulas", ActivationFormulaRow, "activations that are written as formulas")
 SPARSE_FACTORS = Table("sparse_factors", SparseFactorRow, "constant matrices of zeros that products multiply")
 SAMPLES_AS_TIME = Table("samples_as_time", SamplesAsTimeRow, "recurrent layers that walk over the samples of a batch")

@@ -34,6 +34,7 @@ from cs_systems.instrument.compiler import Observation, is_tracing
 from cs_systems.measure.recorder import hooks
 from cs_systems.measure.recorder.gradients import some_values
 from cs_systems.measure.recorder.guard import as_guest
+from cs_systems.measure.recorder.marked import Marked
 from cs_systems.measure.recorder.observers import Hidden, Observer, Period, Replacing, is_profiled
 from cs_systems.measure.recorder.phases import BACKWARD, OPTIMIZER
 from cs_systems.measure.recorder.stacks import Line, own_lines, place_of
@@ -227,10 +228,11 @@ class ModuleCalls(Replacing):
             self._open[-1].add(left, left.inner_s)
         frame = self._open.pop()
         lasted_s = max(0.0, ended_s - frame.begin_s - frame.own_s)
-        if torch.is_grad_enabled() and any(each.requires_grad for each in tensors_in(result)):
-            frame.recorded_s += max(0.0, lasted_s - frame.inner_s)
+        is_grad_enabled = torch.is_grad_enabled()
         seen = self._seen(frame, module, result, lasted_s)
         with self._hidden():
+            if is_grad_enabled and any(each.requires_grad for each in tensors_in(result)):
+                frame.recorded_s += max(0.0, lasted_s - frame.inner_s)
             repeats = self._is_repeat(frame, result)
             for each in self._seeing():
                 each.call_seen(seen)
@@ -287,7 +289,7 @@ class ModuleCalls(Replacing):
         return known if len(known) == len(tensors) else None
 
     def _content(self, tensor: Tensor) -> _Content | None:
-        is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
+        is_plain = type(tensor) in (Tensor, nn.Parameter, Marked) and tensor.layout is torch.strided
         if not is_plain or tensor.is_quantized or not (count := tensor.numel()):
             return None
         version = -1 if tensor.is_inference() else tensor._version

@@ -75,6 +75,7 @@ from cs_systems.measure.recorder.tracker import Tracker
 from cs_systems.measure.recorder.training import Training
 from cs_systems.measure.recorder.unread_rows import UnreadRows
 from cs_systems.measure.recorder.unregistered import Unregistered
+from cs_systems.measure.recorder.unused_outputs import UnusedOutputs
 from cs_systems.measure.recorder.versions import Updates
 from cs_systems.measure.recorder.watch import LEAST_SAMPLED, Watch
 from cs_systems.measure.recorder.writing import Writer, with_caveat
@@ -142,7 +143,7 @@ class Recording:
         self._outcome = Outcome(lambda optimizer: tracker.observers.update_skipped(optimizer))
         of = self._subject
         self._mode, self._loaded = EvaluationMode(of, tracker), LoadedWeights(of)
-        of_calls = OneHot(of), SamplesAsTime(), Padding()
+        of_calls = OneHot(of), SamplesAsTime(), Padding(), UnusedOutputs(of, tracker)
 
         def compiled() -> int:
             return self._probes.compilations()[0]

@@ -167,6 +167,10 @@ class Tracker(Guest):
         """Return whether this thread's calls are observed."""
         return threading.get_ident() == self._thread
 
+    def is_paused(self) -> bool:
+        """Return whether no thread's calls are observed, as during the looks of observers."""
+        return self._thread == _NO_THREAD
+
     def captures(self) -> bool:
         """Return whether work is being captured into a CUDA graph now."""
         return self.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -138,6 +138,8 @@ FUSED = {"optimizer": "AdamW", "parameters": 124, "tried": 124, "updates": 1.0, 
 ZEROS = {"rows": 1300, "columns": 1300, "nonzeros": 11_634, "products": 3, "steps": 3, "time_s": 0.05,
          "sparse_s": 0.01}  # fmt: skip
 UNREAD = {"layer": "Net.head", "rows": 1600, "read": 64, "products": 1, "steps": 3, "time_s": 0.05, "read_s": 0.01}
+UNUSED = {"module": "Net.heads.3", "calls": 9, "steps": 2, "time_s": 0.05, "share": 0.5, "function": "Net.forward",
+          "place": "train.py:8"}  # fmt: skip
 ONE_HOT = {"module": "Net.first", "width": 3_000, "nonzeros": 1, "is_ones": True, "rows": 300, "steps": 3,
            "of_steps": 3, "time_s": 0.01, "share": 0.5, "backward_ratio": 1.5, "elements_share": 0.5,
            "function": "Net.forward", "place": "train.py:9"}  # fmt: skip
@@ -358,6 +360,12 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         "about 50% of the step is Net.head for 1,600 rows, of which the loss gives 64 a gradient; for these alone it "
         "takes 20% of the time (Net.forward() at train.py:8): pick these rows before Net.head instead of after it, "
         "unless something else uses the others",
+    ),
+    "unused-outputs": (
+        loop({"unused_outputs": [UNUSED]}),
+        None,
+        "16% of the step is 9 calls of modules with results that nothing reads, such as Net.heads.3 (Net.forward() at "
+        "train.py:8): call only the modules with a result that the step needs",
     ),
     "sparse-factors": (
         loop({"sparse_factors": [ZEROS], "inner_lines": [inner("Layer.forward", 8, 0.001, source="return a @ x")]}),
@@ -635,6 +643,9 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "copied-factors: measured longer than the phases": (
         {"copied_factors": [COPIED | {"time_s": 0.231}]}, {"copied_factors": [COPIED | {"time_s": 0.229}]},
+    ),
+    "unused-outputs: a twentieth of the step": (
+        {"unused_outputs": [UNUSED | {"time_s": 0.0049}]}, {"unused_outputs": [UNUSED | {"time_s": 0.0051}]},
     ),
     "sparse-factors: a tenth of the step": (
         {"sparse_factors": [ZEROS | {"time_s": 0.0199}]}, {"sparse_factors": [ZEROS | {"time_s": 0.0201}]},
