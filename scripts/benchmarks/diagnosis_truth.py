@@ -145,6 +145,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "small-operators": ("small-operators",),
     "small-grids": ("low-occupancy",),
     "sparse-factors": ("slow-products",),
+    "undone-updates": ("undone-update",),
     "unread-rows": ("unused-outputs",),
     "start-up": ("start-up",),
     "straggler": ("straggler",),

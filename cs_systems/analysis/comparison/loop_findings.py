@@ -508,6 +508,17 @@ class CopiedFactorRow(TypedDict):
     shared_s: float  # with the tensor itself
 
 
+class UndoneUpdatesRow(TypedDict):
+    """Optimizer with steps of which hardly anything is left when a model is called again."""
+
+    optimizer: str
+    parameters: int
+    compared: int  # of them
+    steps: int  # compared ones
+    left: float  # of the change of each compared parameter in a step, at most
+    place: str | None  # of step()
+
+
 class UnusedOutputsRow(TypedDict):
     """Calls of modules in forward with results that nothing reads, with or without a gradient, on a CPU."""
 
@@ -806,6 +817,7 @@ REPEATED_ROWS = Table("repeated_rows", RepeatedRowsRow, "rows that are looked up
 PRODUCT_ORDERS = Table("product_orders", ProductOrderRow, "products of three matrices in the costlier order")
 UNREAD_ROWS = Table("unread_rows", UnreadRowsRow, "rows of layers' results without a gradient")
 COPIED_FACTORS = Table("copied_factors", CopiedFactorRow, "products with copies of one tensor")
+UNDONE_UPDATES = Table("undone_updates", UndoneUpdatesRow, "steps of optimizers that something undoes")
 UNUSED_OUTPUTS = Table("unused_outputs", UnusedOutputsRow, "calls of modules with results that nothing reads")
 ACTIVATION_FORMULAS = Table("activation_formulas", ActivationFormulaRow, "activations that are written as formulas")
 SPARSE_FACTORS = Table("sparse_factors", SparseFactorRow, "constant matrices of zeros that products multiply")

@@ -73,6 +73,7 @@ from cs_systems.measure.recorder.subject import Subject
 from cs_systems.measure.recorder.threads import Threads
 from cs_systems.measure.recorder.tracker import Tracker
 from cs_systems.measure.recorder.training import Training
+from cs_systems.measure.recorder.undone_updates import UndoneUpdates
 from cs_systems.measure.recorder.unread_rows import UnreadRows
 from cs_systems.measure.recorder.unregistered import Unregistered
 from cs_systems.measure.recorder.unused_outputs import UnusedOutputs
@@ -157,7 +158,7 @@ class Recording:
             FlatOperators(of), CutSamples(of, tracker), Covariances(of, tracker, compiled), ProductOrders(of, compiled),
             SparseFactors(of, compiled), UnreadRows(of, compiled), ActivationFormulas(of, compiled), SameDerivatives(),
             DistributionChecks(tracker), FusedUpdates(of), Denormals(hidden), SingleElements(tracker, compiled),
-            CopiedFactors(of, compiled),
+            CopiedFactors(of, compiled), UndoneUpdates(of),
         ]  # fmt: skip
         if self._writer.meeting is not None:
             replicas = Replicas()
