@@ -72,8 +72,8 @@ INDEX = {
     "input_gradients unused_gradients dense_gradients repeated_calls hooks anomaly_detection double_precision "
     "slow_settings own_tools one_hot_products samples_as_time rate_factors rate_schedules loaded_weights random_draws "
     "evaluation_mode empty_clipping repeated_rows flat_operators cut_samples covariances many_draws product_orders "
-    "sparse_factors unread_rows copied_factors activation_formulas same_derivatives distribution_checks "
-    "unused_outputs undone_updates unsampled",
+    "sparse_factors unread_rows copied_factors attention_weights activation_formulas same_derivatives "
+    "distribution_checks unused_outputs undone_updates unsampled",
     "cs_systems.analysis.comparison.loop_ranks": "loop_ranks late_rank loop_exchange loop_collectives "
     "unreduced_gradients",
     "cs_systems.readers.ncu": "counters",

@@ -60,6 +60,7 @@ TOOL = ("-m", "cs_systems")
 CODES: dict[str, tuple[str, ...]] = {
     "activation-formulas": ("elementwise-chain",),
     "anomaly-detection": ("anomaly-detection",),
+    "attention-weights": ("unfused-attention",),
     "autotuning": ("autotuning",),
     "batch-preparation": ("data-loading", "host-python"),
     "blocking-copies": ("pageable-copies", "exposed-copies"),

@@ -494,6 +494,18 @@ class UnreadRowsRow(TypedDict):
     read_s: float  # with the rows that are read
 
 
+class AttentionWeightsRow(TypedDict):
+    """Calls of an nn.MultiheadAttention with weights that the program does not read, on a CPU."""
+
+    module: str
+    function: str  # that calls it
+    place: str
+    calls: int  # in a step
+    steps: int
+    time_s: float  # of these calls per step, forward and backward, measured apart from the loop
+    fused_s: float  # with need_weights=False
+
+
 class CopiedFactorRow(TypedDict):
     """Copies of one tensor that a batched product multiplies, on a CPU."""
 
@@ -816,6 +828,7 @@ ONE_HOT = Table("one_hot_products", OneHotRow, "linear layers that multiply one-
 REPEATED_ROWS = Table("repeated_rows", RepeatedRowsRow, "rows that are looked up for each part of a batch")
 PRODUCT_ORDERS = Table("product_orders", ProductOrderRow, "products of three matrices in the costlier order")
 UNREAD_ROWS = Table("unread_rows", UnreadRowsRow, "rows of layers' results without a gradient")
+ATTENTION_WEIGHTS = Table("attention_weights", AttentionWeightsRow, "attention weights that nothing reads")
 COPIED_FACTORS = Table("copied_factors", CopiedFactorRow, "products with copies of one tensor")
 UNDONE_UPDATES = Table("undone_updates", UndoneUpdatesRow, "steps of optimizers that something undoes")
 UNUSED_OUTPUTS = Table("unused_outputs", UnusedOutputsRow, "calls of modules with results that nothing reads")

@@ -29,6 +29,7 @@ from cs_systems.instrument.probes import Probes
 from cs_systems.measure.recorder import _again, _result, hooks
 from cs_systems.measure.recorder.activation_formulas import ActivationFormulas
 from cs_systems.measure.recorder.anomaly import Anomaly
+from cs_systems.measure.recorder.attention_weights import AttentionWeights
 from cs_systems.measure.recorder.calls import Calls
 from cs_systems.measure.recorder.copied_factors import CopiedFactors
 from cs_systems.measure.recorder.covariances import Covariances
@@ -144,7 +145,7 @@ class Recording:
         self._outcome = Outcome(lambda optimizer: tracker.observers.update_skipped(optimizer))
         of = self._subject
         self._mode, self._loaded = EvaluationMode(of, tracker), LoadedWeights(of)
-        of_calls = OneHot(of), SamplesAsTime(), Padding(), UnusedOutputs(of, tracker)
+        of_calls = OneHot(of), SamplesAsTime(), Padding(), UnusedOutputs(of, tracker), AttentionWeights()
 
         def compiled() -> int:
             return self._probes.compilations()[0]

@@ -131,6 +131,8 @@ ORDER = {"batches": 4, "rows": 640, "inner": 12, "summed": 640, "width": 12, "pr
          "flops_share": 0.02, "time_s": 0.05, "other_s": 0.001}  # fmt: skip
 FORMULA = {"activation": "F.gelu(x, approximate='tanh')", "operators": 8, "elements": 65_536, "calls": 2, "steps": 3,
            "time_s": 0.05, "one_s": 0.005}  # fmt: skip
+UNREAD_WEIGHTS = {"module": "Net.0.attention", "function": "Block.forward", "place": "train.py:8", "calls": 2,
+                  "steps": 3, "time_s": 0.05, "fused_s": 0.03}  # fmt: skip
 COPIED = {"tensor": "Net.weights", "how": "stack", "copies": 16, "copied_bytes": 24 << 20, "is_first": True,
           "products": 1, "steps": 3, "time_s": 0.05, "shared_s": 0.005}  # fmt: skip
 FUSED = {"optimizer": "AdamW", "parameters": 124, "tried": 124, "updates": 1.0, "time_s": 0.05, "fused_share": 0.2,
@@ -486,6 +488,13 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         "kl_divergence alone: Net.forward() at train.py:8 calls sample(), which cuts the gradient: draw with rsample() "
         "there, which keeps the gradient",
     ),
+    "attention-weights": (
+        loop({"attention_weights": [UNREAD_WEIGHTS]}),
+        None,
+        "about 50% of the step is 2 calls of nn.MultiheadAttention, such as Net.0.attention, with attention weights "
+        "that nothing reads; without them the same calls take 60% of the time (Block.forward() at train.py:8): pass "
+        "need_weights=False to the call, which gives the same first result but for rounding",
+    ),
     "copied-factors": (
         loop({"copied_factors": [COPIED], "inner_lines": [
             inner("Net.forward", 8, 0.001, source="w = torch.stack([self.weights] * len(x))"),
@@ -646,6 +655,14 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "unread-rows: faster with the rows that are read": (
         {"unread_rows": [UNREAD | {"read_s": 0.05}, UNREAD | {"time_s": 0.0199}]},
         {"unread_rows": [UNREAD | {"read_s": 0.05}, UNREAD | {"time_s": 0.0201}]},
+    ),
+    "attention-weights: a tenth of the step": (
+        {"attention_weights": [UNREAD_WEIGHTS | {"fused_s": 0.041}]},
+        {"attention_weights": [UNREAD_WEIGHTS | {"fused_s": 0.039}]},
+    ),
+    "attention-weights: measured longer than the phases": (
+        {"attention_weights": [UNREAD_WEIGHTS | {"time_s": 0.231}]},
+        {"attention_weights": [UNREAD_WEIGHTS | {"time_s": 0.229}]},
     ),
     "copied-factors: a tenth of the step": (
         {"copied_factors": [COPIED | {"time_s": 0.0149}]}, {"copied_factors": [COPIED | {"time_s": 0.0151}]},
@@ -2273,3 +2290,10 @@ def test_further_products_of_copies_are_counted() -> None:
     (found,) = causes(loop({"copied_factors": [COPIED | others]}))
     assert "16 copies of one tensor, 24.0 MiB in all, by expand() or the broadcasting of matmul; with" in found.sentence
     assert 'torch.einsum("nkmi,kij->nkmj", x, w)' in found.sentence
+
+
+def test_attention_weights_of_several_lines_have_no_place() -> None:
+    rows = [UNREAD_WEIGHTS | {"time_s": 0.02, "fused_s": 0.01}, UNREAD_WEIGHTS | {"place": "train.py:9"}]
+    (found,) = causes(loop({"attention_weights": rows}))
+    assert "is 4 calls of" in found.sentence
+    assert "train.py" not in found.sentence
