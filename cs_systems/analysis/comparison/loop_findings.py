@@ -658,10 +658,12 @@ class PythonThreadRow(TypedDict):
     calls: str | None
     puts: bool  # the function puts something into a queue
     busy_share: float  # share of the timed steps in which it ran, or waited for a core; it may keep Python's lock then
+    ran_share: NotRequired[float]  # share of them in which it ran
     waited_share: float  # share of them in which the loop's thread neither ran nor waited for a core
+    queued_share: NotRequired[float]  # share of them in which the loop's thread waited for a core
     pool_queued_share: float  # largest share in which a thread without Python, as of an operator, waited for a core
     operator_threads: int  # number of threads of torch's operators
-    tries: int  # how often the loop gave Python's lock away while the thread was in the program's own Python
+    tries: int  # how often the loop gave Python's lock away while the thread ran in the program's own Python
     held_share: float  # share of these tries in which it got the lock back late
 
 

@@ -10,6 +10,7 @@ from cs_systems.analysis.comparison.loop_findings import (
     MANY_DRAWS,
     OTHER,
     OWN_PYTHON,
+    PYTHON_THREADS,
     ManyDrawsRow,
     OwnPythonRow,
 )
@@ -23,6 +24,7 @@ from cs_systems.analysis.diagnosis.own_python import (
     MOST,
     NOTABLE,
     RUNNING,
+    called_at,
     named,
     polls,
     prepares_batch,
@@ -46,6 +48,7 @@ NOTABLE_MADE_UP = 0.25  # share of the step; random numbers often stand for data
 # Patterns of the function that is called. Of other kinds of work, only the remedies of these are right for data.
 _PERMUTES = re.compile("permutation|shuffle|randperm")
 _MAKES_UP = re.compile(r"\b(randn?|randint|normal|uniform|standard_normal)(_like)?\b")
+_READS_QUEUE = re.compile(r"\.get(_nowait)?$")
 _REPLAYS = re.compile(r"(replay\w*|rollout\w*|\bmemory)\.\w*(sample|draw|get|batch)|buffer\.\w*sample", re.IGNORECASE)
 _OF_DATA = ("tokenizes text", "decodes images", "waits for a server", "sleeps")
 
@@ -67,7 +70,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
     shown = [row for row in rows if row["time_s"] >= LEAST * step_s][:MOST]
     lines = ", ".join(f"{named(row)} ({row['time_s'] / step_s:.0%})" for row in shown)
     polled = polls(rows[0])
-    how = f"and the main process {polled.words}" if polled else "which the main process prepares"
+    how = f"and the main process {polled.words}" if polled else f"which {_preparing(calls, evidence)} prepares"
     cause = f"{lasted_s / step_s:.0%} of the step waits for the next batch, {how}: {lines}"
     at_best = step_s - lasted_s - _collected_s(evidence)
     remedy = polled.remedy if polled else _remedy(rows[0]["function"], calls)
@@ -78,6 +81,15 @@ def find(evidence: Evidence) -> Diagnosis | None:
         cause = f"{cause}{reads}"
         remedy = remedy if remedy == OF_REPLAY else f"{RUNNING}; else {remedy}"
     return Diagnosis(cause, remedy, step_s, at_best, evidence=tuple(rows), takes=lasted_s)
+
+
+def _preparing(calls: str, evidence: Evidence) -> str:
+    """Return the thread that fills the queue which a line reads, or else the main process."""
+    filling = (row for row in PYTHON_THREADS.of(evidence.tables) if row["puts"] and _READS_QUEUE.search(calls))
+    thread = next(filling, None)
+    if thread is None:
+        return "the main process"
+    return f"the thread {called_at(thread['function'], thread['place'], None)}"
 
 
 def _many_draws(row: OwnPythonRow, evidence: Evidence) -> ManyDrawsRow | None:

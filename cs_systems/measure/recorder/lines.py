@@ -33,6 +33,7 @@ WRITES = {"write", "writelines", "writerow", "add_scalar", "add_scalars", "add_h
 INNER = (FORWARD, LOSS, BACKWARD)  # phases of the model, in which own lines are found too
 UPDATING = (BACKWARD, OPTIMIZER)
 _At = tuple[CodeType, int]  # a function and the number of one of its lines
+LONGER = 3.0  # most times as long as when sampled that calls of phases take when timed; the rest is something else
 AROUND = (OTHER, BETWEEN, INPUT)  # phases in which the program's own code may run
 
 
@@ -118,8 +119,8 @@ def own_python(
         if lasted_s and _timed(phase) in phases_s
     ]
     if around_s and OTHER in phases_s:
-        share = around_s / by_phase[OTHER]
-        time_s = share * phases_s[OTHER]
+        share, steps = around_s / by_phase[OTHER], len({sample.step for sample in samples})
+        time_s = min(share * phases_s[OTHER], LONGER * around_s / steps)
         rows.append({"phase": OTHER, "function": found.CALLS, "place": "", "calls": None, "writes": False,
                      "time_s": time_s, "share": share, "samples": len(samples), "feeds_model": False})  # fmt: skip
     return sorted(rows, key=lambda row: -row["time_s"])[:MOST_ROWS]

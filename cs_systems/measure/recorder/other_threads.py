@@ -3,7 +3,8 @@
 Linux's scheduler counts for each thread how long it ran and how long it waited for a core. The rest of the timed steps
 is time in which the loop's thread waited for something else, such as a queue or Python's global lock. In some warm-up
 steps, a look at the other threads shows the lines that they are at. If one is in the program's own Python, the looking
-thread gives the lock away for a moment, as an operator does, and measures how long it takes to get it back.
+thread gives the lock away for a moment, as an operator does, and measures how long it takes to get it back. That counts
+only for a thread that ran meanwhile: one that sleeps, or waits for a core, says nothing about the lock.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ from cs_systems.measure.recorder.stacks import SAMPLER, Line, callee_of, functio
 from cs_systems.measure.recorder.subject import Subject
 
 PAUSE_S = 1e-3  # time for which the lock is given away
-HELD = 0.5  # times the switch interval; a thread that keeps the lock for longer holds up the loop's
+HELD = 0.4  # times the switch interval; a thread that keeps the lock for longer holds up the loop's
+RAN = 0.5  # times PAUSE_S; a thread that ran for less did not work during a look
 LEAST_SHARE = 0.05  # share of the timed steps; a thread that was busy for less is not kept
 PUTS = {"put", "put_nowait"}  # methods of a queue, in the function that a thread runs
+SLEEPS = {"time.sleep", "sleep"}  # a line that sleeps is named only if the thread was at no other
 _TASKS = Path("/proc/self/task")
+_CPU_CLOCK = 6  # lowest bits of the number of a clock of Linux: the CPU time of one thread
 
 
 class _Spent(NamedTuple):
@@ -48,6 +52,14 @@ def _spent(task: int) -> _Spent | None:
     return _Spent(int(ran) * 1e-9, int(queued) * 1e-9)
 
 
+def _ran_s(task: int) -> float:
+    """Return the CPU time of a thread until now; what the scheduler has counted may be milliseconds old."""
+    try:
+        return time.clock_gettime((~task << 3) | _CPU_CLOCK)
+    except OSError:  # it has ended
+        return 0.0
+
+
 class OtherThreads(FewSteps):
     """Observer of other Python threads: the time of all threads in the timed steps, and lines in untimed ones.
 
@@ -64,8 +76,8 @@ class OtherThreads(FewSteps):
 
     def restart(self) -> None:
         self._began: tuple[float, dict[int, _Spent]] | None = None
-        self._busy: dict[int, float] = {}  # time in which a thread ran, or waited for a core
-        self._wall_s = self._waited_s = self._pool_queued_s = 0.0
+        self._spent: dict[int, _Spent] = {}  # in the timed steps
+        self._wall_s = self._waited_s = self._queued_s = self._pool_queued_s = 0.0
         self._measures = False  # whether a look measures how long the lock is kept; a sampled stack makes that short
         self._tried: Counter[int] = Counter()  # such looks while the thread was in the program's own Python
         self._held: Counter[int] = Counter()  # of them, where the lock was kept from the loop
@@ -86,9 +98,12 @@ class OtherThreads(FewSteps):
         begin_s, before = self._began
         after, main = self._all_spent(), threading.get_native_id()
         self._wall_s, self._began = time.perf_counter() - begin_s, None
-        self._busy = {task: sum(after[task]) - sum(before[task]) for task in before.keys() & after.keys()}
-        if main in self._busy:
-            self._waited_s = max(0.0, self._wall_s - self._busy.pop(main))
+        self._spent = {
+            task: _Spent(*(end - begin for begin, end in zip(before[task], after[task], strict=True)))
+            for task in before.keys() & after.keys()
+        }
+        if (of_loop := self._spent.pop(main, None)) is not None:
+            self._waited_s, self._queued_s = max(0.0, self._wall_s - sum(of_loop)), of_loop.queued_s
         in_python = {each.native_id for each in threading.enumerate()}
         in_pools = after.keys() & before.keys() - in_python
         self._pool_queued_s = max((after[task].queued_s - before[task].queued_s for task in in_pools), default=0.0)
@@ -118,9 +133,12 @@ class OtherThreads(FewSteps):
                 self._lines[task][(chain or (leaf,))[0]] += 1
                 working.append(task)
         if working and self._measures:
-            self._tried.update(working)
-            if self._is_held_up(here):
-                self._held.update(working)
+            before = {task: _ran_s(task) for task in working}
+            is_held_up = self._is_held_up(here)
+            ran = [task for task in working if _ran_s(task) - before[task] >= RAN * PAUSE_S]
+            self._tried.update(ran)
+            if is_held_up:
+                self._held.update(ran)
 
     @staticmethod
     def _is_held_up(here: int) -> bool:
@@ -153,10 +171,11 @@ class OtherThreads(FewSteps):
     def end(self) -> None:
         rows: list[PythonThreadRow] = []
         for task, lines in self._lines.items():
-            busy_s = self._busy.get(task, 0.0)
+            spent = self._spent.get(task, _Spent(0.0, 0.0))
+            busy_s = sum(spent)  # it may keep the lock while it waits for a core
             if not self._wall_s or busy_s < LEAST_SHARE * self._wall_s:
                 continue
-            line = max(lines, key=lines.__getitem__)
+            line = max(lines, key=lambda each: (callee_of(each) not in SLEEPS, lines[each]))
             rows.append(
                 {
                     "function": function_of(line),
@@ -164,7 +183,9 @@ class OtherThreads(FewSteps):
                     "calls": callee_of(line),
                     "puts": not PUTS.isdisjoint(line[0].co_names),
                     "busy_share": busy_s / self._wall_s,
+                    "ran_share": spent.ran_s / self._wall_s,
                     "waited_share": self._waited_s / self._wall_s,
+                    "queued_share": self._queued_s / self._wall_s,
                     "pool_queued_share": self._pool_queued_s / self._wall_s,
                     "operator_threads": torch.get_num_threads(),
                     "tries": self._tried[task],

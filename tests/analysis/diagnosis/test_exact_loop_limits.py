@@ -102,8 +102,8 @@ LIMITS: dict[str, tuple[Evidence, Evidence]] = {
     "python_threads: a quarter of the waits for a core": (
         busy(operator_threads=2, pool_queued_share=DELAY + 1e-4), busy(operator_threads=2, pool_queued_share=DELAY),
     ),
-    "python_threads: 2 tries at which the lock was free": (
-        busy(tries=2, held_share=0.0), busy(tries=1, held_share=0.0),
+    "python_threads: 5 tries at which the lock was free": (
+        busy(tries=5, held_share=0.0), busy(tries=4, held_share=0.0),
     ),
     "python_threads: 15% of the step": (busy(waited_share=0.1499), busy(waited_share=0.15)),
     "python_threads: half of the time of the waits": (busy(busy_share=0.2499), busy(busy_share=0.25)),

@@ -943,6 +943,17 @@ LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "python-threads: 0.15 of the step inside the phases of the model": (
         {"python_threads": [BUSY | {"waited_share": 0.169}]}, {"python_threads": [BUSY | {"waited_share": 0.171}]},
     ),
+    "python-threads: 0.15 of the time in which the loop's thread has a core": (
+        {"python_threads": [BUSY | {"waited_share": 0.079, "queued_share": 0.6}]},
+        {"python_threads": [BUSY | {"waited_share": 0.081, "queued_share": 0.6}]},
+    ),
+    "python-threads: a core in a quarter of the time": (
+        {"python_threads": [BUSY | {"waited_share": 0.2, "queued_share": 0.76}]},
+        {"python_threads": [BUSY | {"waited_share": 0.2, "queued_share": 0.75}]},
+    ),
+    "python-threads: works for as long as the loop waits for it": (
+        {"python_threads": [BUSY | {"ran_share": 0.07}]}, {"python_threads": [BUSY | {"ran_share": 0.071}]},
+    ),
     "python-threads: half of the time of the waits": (
         {"python_threads": [BUSY | {"busy_share": 0.29}]}, {"python_threads": [BUSY | {"busy_share": 0.31}]},
     ),
@@ -1859,6 +1870,34 @@ def test_time_in_which_a_line_sleeps_is_no_wait_for_another_thread(calls: str, s
     rows = {"python_threads": [BUSY], "own_python": [own("pace", 9, 0.02, calls)]}
     found = causes(loop(rows, other=0.022))
     assert found[0].cause.startswith(f"{share} of the step the loop waits for the thread")
+
+
+@pytest.mark.parametrize(("known", "is_found"), [({"held_share": 0.5}, True), ({"held_share": 0.4}, False),
+                                                 ({"held_share": 0.5, "puts": False}, False)])  # fmt: skip
+def test_loop_waits_outside_of_the_phases_for_a_thread_that_keeps_the_lock_and_fills_a_queue(
+    known: dict[str, Any], is_found: bool
+) -> None:
+    found = causes(loop({"python_threads": [BUSY | known]}, other=0.05))
+    assert ("python-threads" in {each.code for each in found}) == is_found
+
+
+def test_waits_for_a_thread_are_judged_by_means_of_steps_that_differ() -> None:
+    evidence = loop({"python_threads": [BUSY]})
+    waits = [PHASES | {"other": 0.06 if number < 6 else 0.002} for number in range(10)]
+    samples = tuple(Sample(0, False, STEP_S, phases, phases) for phases in waits)
+    found = causes(replace(evidence, measurement=Measurement("monotonic", samples, 0.0)))
+    assert found[0].code == "python-threads"
+
+
+@pytest.mark.parametrize(("calls", "puts", "who"), [("self.queue.get", True, "thread Batches.fill() at train.py:8"),
+                                                    ("self.queue.get", False, "main process"),
+                                                    ("encode", True, "main process")])  # fmt: skip
+def test_batches_from_a_queue_are_prepared_by_the_thread_that_fills_it(calls: str, puts: bool, who: str) -> None:
+    row = own("batches", 9, 0.05, calls) | {"feeds_model": True}
+    found = causes(
+        loop({"python_threads": [BUSY | {"held_share": 0.0, "puts": puts}], "own_python": [row]}, other=0.06)
+    )
+    assert found[0].cause.startswith(f"50% of the step waits for the next batch, which the {who} prepares: batches()")
 
 
 @pytest.mark.parametrize(("device", "ranks"), [("cuda:0", 1), ("cpu", 2)])

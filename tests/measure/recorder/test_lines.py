@@ -112,6 +112,15 @@ def test_call_of_a_small_model_without_a_sample_inside_is_a_call_of_a_phase(is_k
     assert [row["function"] for row in rows] == [function]
 
 
+@pytest.mark.parametrize(("timed_s", "time_s"), [(0.08, 0.08), (0.1, 0.09)])
+def test_calls_of_phases_do_not_explain_time_that_samples_did_not_see(timed_s: float, time_s: float) -> None:
+    """The timed steps may wait there for something else, such as another thread."""
+    chain = (line(codes()["main"], 3),)
+    samples = [Sample(step, In(name), chain, None, 0.03) for step in (0, 1) for name in ("other", "forward")]
+    rows = own_python(samples, {"other": timed_s, "forward": 0.03}, lambda chain: False)
+    assert [row["time_s"] for row in rows if row["function"] == CALLS] == [pytest.approx(time_s)]
+
+
 @pytest.mark.parametrize(
     ("plays_s", "updates_s", "usual_s", "expected"),
     [

@@ -94,7 +94,20 @@ def work(look: Callable[[], None], ready: Any) -> None:
     ready.put(1)
 
 
-def shares(monkeypatch: pytest.MonkeyPatch, later: dict[int, tuple[float, float]], ranks: int = 1) -> list[Any]:
+def work_and_sleep(look: Callable[[], None], ready: Any) -> None:
+    time = SimpleNamespace(sleep=look)
+    time.sleep()
+    time.sleep()
+    look()
+
+
+def shares(
+    monkeypatch: pytest.MonkeyPatch,
+    later: dict[int, tuple[float, float]],
+    ranks: int = 1,
+    looks: Period = Period.SAMPLED,
+    run: Callable[..., None] = work,
+) -> list[Any]:
     """Return the rows for 10 s in which each thread ran and queued for these times."""
     subject = Subject("loop", resolve("cpu"), [], [], None, ranks)
     observer, now, frames = OtherThreads(subject), iter((100.0, 110.0)), dict[int, Any]()
@@ -109,14 +122,14 @@ def shares(monkeypatch: pytest.MonkeyPatch, later: dict[int, tuple[float, float]
     spent = {task: other_threads._Spent(5.0, 1.0) for task in later}
     monkeypatch.setattr(OtherThreads, "_all_spent", staticmethod(lambda: spent))
     observer.begins(Period.TIMED)
-    observer.begins(Period.SAMPLED)
+    observer.begins(looks)
 
     def look() -> None:
         frames[2] = sys._getframe(1)
         if observer.is_looking:
             observer.look_after_backward()
 
-    thread = threading.Thread(target=work, args=(look, queue.Queue()))
+    thread = threading.Thread(target=run, args=(look, queue.Queue()))
     thread.start()
     thread.join()
     spent = {task: other_threads._Spent(5.0 + ran_s, 1.0 + queued_s) for task, (ran_s, queued_s) in later.items()}
@@ -129,6 +142,28 @@ def test_time_in_which_the_loop_neither_ran_nor_waited_for_a_core_is_its_wait(mo
     (row,) = shares(monkeypatch, {10: (3.0, 1.0), 20: (7.0, 0.5), 30: (2.0, 0.25)})
     assert (row["function"], row["calls"], row["puts"], row["tries"]) == ("work", "look", True, 0)
     assert (row["busy_share"], row["waited_share"], row["pool_queued_share"]) == pytest.approx((0.75, 0.6, 0.025))
+    assert (row["ran_share"], row["queued_share"]) == pytest.approx((0.7, 0.1))
+
+
+@pytest.mark.parametrize(("ran_s", "tries"), [(0.4e-3, 0), (0.6e-3, 1)])
+def test_lock_is_tried_only_next_to_a_thread_that_runs(
+    ran_s: float, tries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter((1.0, 1.0 + ran_s))
+    monkeypatch.setattr(other_threads, "_ran_s", lambda task: next(clock))
+    monkeypatch.setattr(OtherThreads, "_is_held_up", staticmethod(lambda here: True))
+    (row,) = shares(monkeypatch, {10: (3.0, 1.0), 20: (7.0, 0.5)}, looks=Period.WARMUP)
+    assert (row["tries"], row["held_share"]) == (tries, tries)
+
+
+def test_cpu_time_of_a_thread_is_known_until_it_ends() -> None:
+    assert other_threads._ran_s(threading.get_native_id()) > 0
+    assert other_threads._ran_s(2**22) == 0.0  # larger than the number of any thread
+
+
+def test_thread_is_named_by_a_line_at_which_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    (row,) = shares(monkeypatch, {10: (3.0, 1.0), 20: (7.0, 0.5)}, run=work_and_sleep)
+    assert row["calls"] == "look"
 
 
 def test_ranks_which_wait_for_each_other_keep_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
