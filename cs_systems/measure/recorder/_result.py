@@ -27,6 +27,7 @@ from cs_systems.machine.environment import environment
 from cs_systems.measure.recorder.inputs import StepInputs, are_different, batches_of, size_of
 from cs_systems.measure.recorder.observers import Found
 from cs_systems.measure.recorder.phases import BACKWARD, FORWARD, in_order
+from cs_systems.measure.recorder.product_types import NAMES
 from cs_systems.measure.recorder.subject import Subject
 from cs_systems.record import Environment, Measurement, Ran, Row, RunRecord, Sample
 
@@ -134,7 +135,7 @@ def status_of(error: BaseException) -> str:
 def precision_of(device: Device, models: Sequence[nn.Module]) -> str | None:
     """Return the precision in effect now as a value of `Precision`; None if there is no such value."""
     if torch.is_autocast_enabled(device.torch.type):
-        return {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(torch.get_autocast_dtype(device.torch.type))
+        return NAMES.get(torch.get_autocast_dtype(device.torch.type))
     dtypes = {p.dtype for model in models for p in model.parameters() if p.is_floating_point()}
     if dtypes == {torch.float32}:
         return "tf32" if device.is_cuda and devices.float32_matmul() == "tf32" else "fp32"

@@ -59,6 +59,7 @@ from cs_systems.measure.recorder.paired_targets import PairedTargets
 from cs_systems.measure.recorder.passes import Passes
 from cs_systems.measure.recorder.phases import Moment
 from cs_systems.measure.recorder.product_order import ProductOrders
+from cs_systems.measure.recorder.product_types import ProductTypes
 from cs_systems.measure.recorder.random_draws import RandomDraws
 from cs_systems.measure.recorder.rank_steps import RankSteps
 from cs_systems.measure.recorder.remade_optimizers import RemadeOptimizers
@@ -145,6 +146,7 @@ class Recording:
         self._outcome = Outcome(lambda optimizer: tracker.observers.update_skipped(optimizer))
         of = self._subject
         self._mode, self._loaded = EvaluationMode(of, tracker), LoadedWeights(of)
+        self._product_types = ProductTypes()
         of_calls = OneHot(of), SamplesAsTime(), Padding(), UnusedOutputs(of, tracker), AttentionWeights()
 
         def compiled() -> int:
@@ -159,7 +161,7 @@ class Recording:
             FlatOperators(of), CutSamples(of, tracker), Covariances(of, tracker, compiled), ProductOrders(of, compiled),
             SparseFactors(of, compiled), UnreadRows(of, compiled), ActivationFormulas(of, compiled), SameDerivatives(),
             DistributionChecks(tracker), FusedUpdates(of), Denormals(hidden), SingleElements(tracker, compiled),
-            CopiedFactors(of, compiled), UndoneUpdates(of),
+            CopiedFactors(of, compiled), UndoneUpdates(of), self._product_types,
         ]  # fmt: skip
         if self._writer.meeting is not None:
             replicas = Replicas()
@@ -203,6 +205,11 @@ class Recording:
 
     def _at_first_forward(self) -> None:
         self._precision = _result.precision_of(self._subject.device, self._subject.models)
+
+    def _computes_in(self) -> str | None:
+        """Return the precision of the model's calls; that of their products if forward enters autocast itself."""
+        inside = self._product_types.autocast if self._precision in ("fp32", "tf32") else None
+        return inside or self._precision
 
     def _is_last(self, steps: int) -> bool:
         """Return whether the loop's step of this number is the last one to record, or to sample the stack in."""
@@ -415,7 +422,7 @@ class Recording:
             setup_s=self._setup_s,
             seen=self._tracker.seen if self._tracker else (),
             recomputed_s=sum(taken.timeline.recomputed_s() for taken in self._timed),
-            precision=self._precision,
+            precision=self._computes_in(),
             ended=ended,
             missing=[later.words for later in self._stages if later.is_recorded] if ended is not None else (),
             mallocs=now - self._mallocs if device.is_cuda and now is not None and self._mallocs is not None else None,

@@ -203,6 +203,24 @@ def test_scaler_counts_as_optimizer_also_where_it_skips_the_step(tmp_path: Path)
     assert recorder.records[0].results["ran"][0]["precision"] == "bf16"
 
 
+@pytest.mark.parametrize(("where", "precision"), [("forward", "bf16"), ("a layer", "fp32"), ("nowhere", "fp32")])
+def test_precision_is_that_of_most_products_where_forward_enters_autocast(
+    where: str, precision: str, tmp_path: Path
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    cast = {"forward": model, "a layer": model[2]}.get(where)
+    if cast is not None:
+        cast.forward = torch.autocast("cpu", torch.bfloat16)(cast.forward)  # type: ignore[method-assign]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with Recorder(model, optimizer, out=tmp_path, **CLEAN | {"warmup": 1}) as recorder:
+        for _ in range(6):
+            with recorder.step():
+                optimizer.zero_grad()
+                model(torch.ones(2, 4)).float().sum().backward()
+                optimizer.step()
+    assert recorder.records[0].results["ran"][0]["precision"] == precision
+
+
 def test_named_phase_covers_what_is_found_inside(tmp_path: Path) -> None:
     model = net()
     with Recorder(model, out=tmp_path, clock=Ticks(), **CLEAN) as recorder:
