@@ -11,8 +11,8 @@ from cs_systems.analysis.diagnosis.product_order import place_of_products, saved
 from cs_systems.core.units import counted, human
 
 REMEDY = (
-    "multiply the tensor itself, w of k matrices, with n × k others, x: torch.einsum({product}); expand() and the "
-    "broadcasting of matmul make the same copies"
+    "multiply the tensor itself, w of k matrices, with n × k others, x: torch.einsum({product}).contiguous(); expand() "
+    "and the broadcasting of matmul make the same copies"
 )
 MADE = {
     "stack": "by torch.stack",

@@ -503,8 +503,8 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         None,
         "about 50% of the step is a product with 16 copies of Net.weights, 24.0 MiB in all, by torch.stack; with the "
         "tensor itself it takes 10% of the time (Net.forward() at train.py:8): multiply the tensor itself, w of k "
-        'matrices, with n × k others, x: torch.einsum("kij,nkjm->nkim", w, x); expand() and the broadcasting of '
-        "matmul make the same copies",
+        'matrices, with n × k others, x: torch.einsum("kij,nkjm->nkim", w, x).contiguous(); expand() and the '
+        "broadcasting of matmul make the same copies",
     ),
     "flat-operators": (
         loop({"flat_operators": [FLAT]}),
