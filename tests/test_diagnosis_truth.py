@@ -68,7 +68,7 @@ def test_later_cases_declare_lines_and_replacements_that_they_have(bench: Module
     shares = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(shares)
     chosen = [case for case in bench.cases() if case.generation > 1 and not case.healthy]
-    assert len(chosen) == 158
+    assert len(chosen) == 166
     for case in chosen:
         assert case.places
         assert case.remedy
