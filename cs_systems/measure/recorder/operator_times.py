@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -53,9 +54,14 @@ def compared_s(now: Products, other: Products, wanted: Sequence[Tensor]) -> tupl
     return usual_s, usual_s * min(others_s) / min(times_s)
 
 
+def _apart() -> AbstractContextManager[object]:
+    """Return a context in which hooks of the program, as of a checkpoint around a call, see no tensor of these."""
+    return saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor) if is_packing() else nullcontext()
+
+
 def _lasted_s(products: Products, wanted: Sequence[Tensor]) -> float:
     begin_s = time.perf_counter()
-    with torch.enable_grad():
+    with torch.enable_grad(), _apart():
         results = products()
         torch.autograd.grad(results, wanted, [torch.ones_like(each) for each in results])
     return time.perf_counter() - begin_s

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from cs_systems.analysis.comparison.loop_findings import ATTENTION_WEIGHTS, AttentionWeightsRow
 from cs_systems.measure.recorder import attention_weights
+from cs_systems.measure.recorder.operator_times import compared_s
 from tests.measure.recorder.test_training import recorded
 
 LENGTH, WIDTH, HEADS = 64, 16, 4
@@ -183,6 +184,14 @@ def test_hooks_may_read_the_weights(tmp_path: Path) -> None:
         return net.attention(x, x, x)[0]  # type: ignore[no-any-return]
 
     assert rows(tmp_path, attend) == []
+
+
+def test_timing_shows_hooks_of_the_program_no_tensor() -> None:
+    packed = list[Tensor]()
+    factor = torch.ones(4, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(packed.append, lambda _: factor):
+        compared_s(lambda: [factor * factor], lambda: [factor.square()], [factor])
+    assert packed == []
 
 
 def test_timing_leaves_the_random_numbers_as_they_were(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
