@@ -31,7 +31,8 @@ from cs_systems.measure.recorder.stacks import Line, function_of, is_own, place_
 
 FEWEST_STEPS, MOST_TIMED = 2, 4  # steps, and calls of different sizes
 FEWEST_SCORES, MOST_SCORES = 1 << 16, 1 << 25
-_FORWARD = inspect.signature(nn.MultiheadAttention.forward)
+_PLAIN = nn.MultiheadAttention.forward  # a program may replace it, to read the weights
+_FORWARD = inspect.signature(_PLAIN)
 _MADE_WITH = ("embed_dim", "num_heads", "dropout", "batch_first", "kdim", "vdim")
 _CALLING = ("cs_systems.", calls_of_modules.__name__)  # modules around a call
 _HOLD_NAMES = {"locals", "vars", "eval", "exec"}
@@ -75,8 +76,8 @@ class AttentionWeights(CallObserver):
     @as_guest
     def call_seen(self, call: SeenCall) -> None:
         module = call.module
-        is_plain = type(module).forward is nn.MultiheadAttention.forward
-        if is_plain and isinstance(module, nn.MultiheadAttention):
+        is_plain = type(module).forward is _PLAIN
+        if is_plain and "forward" not in vars(module) and isinstance(module, nn.MultiheadAttention):
             found = _call(module, call, sys._getframe(1))
             self._here.update([] if found is None else [found])
 
@@ -116,8 +117,7 @@ def _call(module: nn.MultiheadAttention, call: SeenCall, frame: FrameType | None
     given = _FORWARD.bind(module, *positional, **named)
     given.apply_defaults()
     of: Mapping[str, Any] = given.arguments
-    hooks = module._forward_hooks or calls_of_modules._global_forward_hooks
-    if not of["need_weights"] or hooks or not _is_usual(module) or torch.is_autocast_enabled("cpu"):
+    if not of["need_weights"] or _has_hooks(module) or not _is_usual(module) or torch.is_autocast_enabled("cpu"):
         return None
     tensors = [of[name] for name in ("query", "key", "value", "key_padding_mask", "attn_mask")]
     result = call.result[0]
@@ -145,6 +145,12 @@ def _call(module: nn.MultiheadAttention, call: SeenCall, frame: FrameType | None
         call.named(),
         line,
     )
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    """Return whether hooks may read the result, or change what is asked for."""
+    of_all = calls_of_modules._global_forward_hooks or calls_of_modules._global_forward_pre_hooks
+    return bool(module._forward_hooks or module._forward_pre_hooks or of_all)
 
 
 def _is_usual(module: nn.MultiheadAttention) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,36 @@ def test_hooks_may_read_the_weights(tmp_path: Path) -> None:
     def attend(net: Net, x: Tensor) -> Tensor:
         if not net.attention._forward_hooks:
             net.attention.register_forward_hook(lambda *_: None)
+        return net.attention(x, x, x)[0]  # type: ignore[no-any-return]
+
+    assert rows(tmp_path, attend) == []
+
+
+def read_by_a_wrapper(*given: Any, **named: Any) -> Any:
+    mixed, weights = attention_weights._PLAIN(*given, **named)
+    return mixed * weights.mean(), weights
+
+
+@pytest.mark.parametrize("of_all", [False, True])
+def test_wrappers_of_forward_may_read_the_weights(
+    of_all: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def attend(net: Net, x: Tensor) -> Tensor:
+        if not of_all:
+            net.attention.forward = partial(read_by_a_wrapper, net.attention)  # type: ignore[method-assign]
+        return net.attention(x, x, x)[0]  # type: ignore[no-any-return]
+
+    if of_all:
+        monkeypatch.setattr(nn.MultiheadAttention, "forward", read_by_a_wrapper)
+    assert rows(tmp_path, attend) == []
+
+
+def test_hooks_before_forward_may_ask_for_other_results(tmp_path: Path) -> None:
+    def attend(net: Net, x: Tensor) -> Tensor:
+        if not net.attention._forward_pre_hooks:
+            net.attention.register_forward_pre_hook(
+                lambda _, given, named: (given, {**named, "need_weights": False}), with_kwargs=True
+            )
         return net.attention(x, x, x)[0]  # type: ignore[no-any-return]
 
     assert rows(tmp_path, attend) == []
