@@ -6,6 +6,9 @@ tensor has a class of this file until its first use, and is a plain one from the
 
 from __future__ import annotations
 
+import linecache
+import re
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -13,9 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cs_systems.measure.recorder.stacks import is_own
 from cs_systems.measure.workloads._batches import tensors_in
 
 _NAME = "_cs_systems_uses"
+_TAKES_TYPE = re.compile(r"(?<![\w.])type\((?!self\)|\w+\)\.__)|__class__(?!\.__)")
 
 
 class Marked(Tensor):
@@ -37,6 +42,13 @@ def _end_mark(tensor: Tensor) -> None:
     tensor.__class__ = Tensor
     for use in vars(tensor).pop(_NAME):
         use.is_used = True
+
+
+def may_see_types() -> bool:
+    """Return whether the program's own files ask for the class of something, which may be a marked tensor."""
+    files = [getattr(each, "__file__", None) for each in [*sys.modules.values()]]
+    lines = (line for file in files if file and is_own(file) for line in linecache.getlines(file))
+    return any(_TAKES_TYPE.search(line) for line in lines)
 
 
 class Uses:

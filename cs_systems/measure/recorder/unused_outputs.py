@@ -2,16 +2,21 @@
 
 In its first step, this observer only looks for calls with parameters that no backward pass reaches. If there are any,
 it marks the results of calls in later steps. A result counts as unused only if its tensors cease to exist without any
-use, with or without a gradient. A call is left out if hooks could read what is inside of it, and if it leaves tensors
-or changes buffers in its modules, except statistics of batches.
+use, with or without a gradient. A call is left out if hooks or its own code could read what is inside of it, and if it
+leaves tensors or changes buffers in its modules, except statistics of batches. In a program that asks for classes,
+which marks change, nothing is looked for.
 """
 
 from __future__ import annotations
 
+import dis
+import functools
+import inspect
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from statistics import mean
+from types import CodeType
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,16 +25,18 @@ from torch.nn.modules import module as global_hooks
 from cs_systems.analysis.comparison.loop_findings import UNUSED_OUTPUTS, UnusedOutputsRow
 from cs_systems.measure.recorder.graph_size import leaves_below
 from cs_systems.measure.recorder.guard import as_guest
-from cs_systems.measure.recorder.marked import Marked, Uses
+from cs_systems.measure.recorder.marked import Marked, Uses, may_see_types
 from cs_systems.measure.recorder.module_calls import CallObserver, SeenCall
 from cs_systems.measure.recorder.observers import Period
-from cs_systems.measure.recorder.stacks import Line, function_of, own_lines, place_of
+from cs_systems.measure.recorder.stacks import Line, function_of, is_own, own_lines, place_of
 from cs_systems.measure.recorder.subject import Subject
 from cs_systems.measure.recorder.tracker import Tracker
 from cs_systems.measure.workloads._batches import tensors_in
 
 LEAST_SHARE = 0.05  # of the modules' time; results are marked only above it
 FEWEST_STEPS = 2
+_NUMBERS = {"detach", "detach_", "data", "item", "tolist", "numpy", "no_grad", "inference_mode", "set_grad_enabled"}
+_CASTS = {"float", "int", "bool", "print"}  # called as functions
 
 
 @dataclass
@@ -133,7 +140,7 @@ class UnusedOutputs(CallObserver):
             self._steps.append((calls, reached, modules_s))
         else:
             unused_s = sum(each.time_s for call in calls for each in call.unused(reached))
-            self._marks = unused_s >= LEAST_SHARE * modules_s
+            self._marks = unused_s >= LEAST_SHARE * modules_s and not may_see_types()
 
     def end(self) -> None:
         steps = [
@@ -182,7 +189,20 @@ def _tensors(value: Any) -> Iterator[Any]:
 
 def _may_be_looked_into(module: nn.Module) -> bool:
     """Return whether hooks, or a tensor that is left in a module, may show more of a call than its result."""
-    has_hooks = bool(module._forward_hooks or module._backward_hooks or module._backward_pre_hooks)
+    hooks = module._forward_pre_hooks, module._forward_hooks, module._backward_hooks, module._backward_pre_hooks
     has_global = bool(global_hooks._global_forward_hooks or global_hooks._global_backward_hooks)
     own = {name: value for name, value in vars(module).items() if name not in ("_parameters", "_buffers", "_modules")}
-    return has_hooks or has_global or any(True for _ in tensors_in(own))
+    return any(hooks) or has_global or any(True for _ in tensors_in(own)) or takes_numbers(type(module).forward)
+
+
+@functools.lru_cache(maxsize=256)
+def takes_numbers(forward: Callable[..., object]) -> bool:
+    """Return whether a program's own forward may hand on more than it returns, such as numbers for a meter."""
+    code = getattr(inspect.unwrap(forward), "__code__", None)
+    return code is None or (is_own(code.co_filename) and _hands_on(code))
+
+
+def _hands_on(code: CodeType) -> bool:
+    calls = {each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    inner = [each for each in code.co_consts if isinstance(each, CodeType)]
+    return not (_NUMBERS.isdisjoint(code.co_names) and _CASTS.isdisjoint(calls)) or any(map(_hands_on, inner))

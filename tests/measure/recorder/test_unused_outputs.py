@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cs_systems.analysis.comparison.loop_findings import REPEATED_MODULES, UNUSED_OUTPUTS, UnusedOutputsRow
-from cs_systems.measure.recorder.marked import Marked, Uses
+from cs_systems.measure.recorder import marked, unused_outputs
+from cs_systems.measure.recorder.marked import Marked, Uses, may_see_types
 from tests.measure.recorder.test_training import recorded
 from tests.measure.recorder.trainings import Step, update
 
@@ -28,6 +30,14 @@ class Head(nn.Sequential):
         self.kept: Any = None
 
 
+class Metered(Head):
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Keep the mean of what is inside, whether or not the result is used."""
+        inner = self[2](self[1](self[0](inputs)))
+        HISTORY.append(inner.detach().mean())
+        return self[3](inner)  # type: ignore[no-any-return]
+
+
 class Heads(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -37,6 +47,13 @@ class Heads(nn.Module):
     def forward(self, inputs: Tensor) -> Scores:
         shared = self.trunk(inputs)
         return {name: head(shared) for name, head in self.heads.items()}
+
+
+@pytest.fixture(autouse=True)
+def no_types(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let these files, which ask for classes, be programs that do not."""
+    if "asks" not in request.fixturenames:
+        monkeypatch.setattr(unused_outputs, "may_see_types", lambda: False)
 
 
 def loss(scores: Tensor) -> Tensor:
@@ -110,8 +127,18 @@ def with_a_kept_tensor(model: Heads) -> None:
         head[2].register_forward_pre_hook(lambda module, inputs: setattr(module, "seen", inputs[0].detach()))
 
 
+def with_a_pre_hook(model: Heads) -> None:
+    for head in model.heads.values():
+        head[2].register_forward_pre_hook(lambda _, inputs: HISTORY.append(float(inputs[0].detach().mean())))
+
+
 def count(head: Head, *_: Any) -> None:
     head.calls.add_(1)  # type: ignore[operator, union-attr]
+
+
+def with_a_meter(model: Heads) -> None:
+    for name in model.heads:
+        model.heads[name] = Metered()
 
 
 def with_changed_buffers(model: Heads) -> None:
@@ -120,7 +147,9 @@ def with_changed_buffers(model: Heads) -> None:
         head[0].register_forward_pre_hook(partial(count, head))
 
 
-@pytest.mark.parametrize("change", [with_a_hook, with_a_kept_tensor, with_changed_buffers])
+@pytest.mark.parametrize(
+    "change", [with_a_hook, with_a_kept_tensor, with_a_pre_hook, with_a_meter, with_changed_buffers]
+)
 def test_of_modules_that_do_more_than_return_only_the_last_layer_counts(
     change: Callable[[Heads], None], tmp_path: Path
 ) -> None:
@@ -166,6 +195,36 @@ def test_marks_leave_repeated_calls_known(tmp_path: Path) -> None:
     results = recorded(tmp_path, step, STEPS).records[0].results
     assert [row["steps"] for row in REPEATED_MODULES.of(results)] == [3]
     assert [row["calls"] for row in UNUSED_OUTPUTS.of(results)] == [2 * (HEADS - 1)]
+
+
+@pytest.mark.parametrize("asks", [True])
+def test_programs_that_ask_for_classes_get_plain_tensors(asks: bool, tmp_path: Path) -> None:
+    seen: set[Any] = set()
+    assert may_see_types() is asks
+    found = rows(tmp_path, training(lambda scores, _: seen.update(map(type, scores.values()))))
+    assert (found, seen) == ([], {Tensor})
+
+
+@pytest.mark.parametrize(
+    ("line", "asks"),
+    [
+        ("y = type(x) is Tensor", True),
+        ("y = x.__class__", True),
+        ("y = kinds[type(x)]", True),
+        ("y = type(self).__name__", False),
+        ("y = x.type(int)", False),
+        ("y = isinstance(x, Tensor)", False),
+    ],
+)
+def test_source_shows_whether_classes_are_asked_for(
+    line: str, asks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(f"{line}\n", encoding="utf-8")
+    program = ModuleType("program")
+    program.__file__ = str(file)
+    monkeypatch.setattr(marked, "sys", SimpleNamespace(modules={"program": program}))
+    assert may_see_types() is asks
 
 
 def test_mark_ends_with_the_first_use() -> None:
