@@ -10,7 +10,7 @@ from cs_systems.core.units import counted
 
 REMEDY = (
     "find what writes to the trained parameters after step(), such as a soft update that copies the target network "
-    "into the trained one, and not the other way round"
+    "into the trained one, and not the other way round, or a clamp that is narrower than a step"
 )
 
 

@@ -370,7 +370,7 @@ PLANTED: dict[str, tuple[Evidence, float | None, str]] = {
         "what Adam changes is undone before a model is called again (step() at train.py:8): in each of 11 steps that "
         "were looked at, at most 0.5% is left of the change of any of 6 compared parameters: find what writes to the "
         "trained parameters after step(), such as a soft update that copies the target network into the trained one, "
-        "and not the other way round",
+        "and not the other way round, or a clamp that is narrower than a step",
     ),
     "unused-outputs": (
         loop({"unused_outputs": [UNUSED]}),
