@@ -3,9 +3,10 @@
 The graph below a backward pass shows them: each path from the loss to such a parameter has a node of torch's `round`,
 `floor`, `ceil`, `trunc` or `sign`. A straight-through gradient, by a detached difference or a function of the program,
 has a path without one. A parameter counts only if an optimizer that holds it steps with a gradient of zeros, since a
-hook or another pass may give it one.
+hook or another pass may give it one, and if no other step has moved it, such as every tenth step without rounding.
 
-The graph has no lines. A place is told if the classes of the models have a single line that calls the operator.
+The graph has no lines. A place is told if the classes of the models have a single line that calls the operator, and
+none that names it in another way, such as a default argument.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
+import sys
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor, float64, nn
+from torch.optim import AdamW, Optimizer
 
 from cs_systems.analysis.comparison.loop_findings import FLAT_OPERATORS, FlatOperatorsRow
 from cs_systems.measure.recorder.graph_size import MOST_NODES, first_nodes, operator_of
@@ -30,6 +32,7 @@ from cs_systems.measure.recorder.subject import Subject, module_with, parameters
 
 MOST_STEPS = 3  # of each period
 FLAT = {"Round": "round", "Floor": "floor", "Ceil": "ceil", "Trunc": "trunc", "Sign": "sign"}
+ALIASES = {"trunc": {"trunc", "fix"}}
 _NOT_OF_TENSORS = {"np", "numpy", "math"}
 
 
@@ -47,6 +50,7 @@ class FlatOperators(FewSteps):
         self._found = Counter[int]()  # steps by the `id` of a parameter
         self._operators: dict[int, set[str]] = {}
         self._others: set[int] = set()  # parameters with another path, or another gradient than zeros
+        self._sums: dict[int, tuple[float, float]] = {}  # of a parameter's values, when it first got zeros
         self.step_failed()
 
     def step_failed(self) -> None:
@@ -78,6 +82,7 @@ class FlatOperators(FewSteps):
                     self._others.add(which)
                 elif which in self._cut:
                     self._zeros.add(which)
+                    self._sums.setdefault(which, _sums(parameter))
 
     def look_after_step(self) -> None:
         super().look_after_step()
@@ -93,7 +98,7 @@ class FlatOperators(FewSteps):
         self.keep(FLAT_OPERATORS, [row] if row else [])
 
     def _row(self) -> FlatOperatorsRow | None:
-        told = self._found.keys() - self._others
+        told = self._found.keys() - self._others - self._moved()
         of = {which: name for which, name in self._subject.names().items() if which in told}
         if not of:
             return None
@@ -107,6 +112,33 @@ class FlatOperators(FewSteps):
             "parameters": len(of),
             "steps": min(self._found[which] for which in of),
         }
+
+    def _moved(self) -> set[int]:
+        """Return the parameters that a gradient has moved in a step that was not looked at."""
+        moved = set[int]()
+        for optimizer in self._subject.optimizers:
+            for group in optimizer.param_groups:
+                decays = bool(group.get("weight_decay", optimizer.defaults.get("weight_decay")))
+                for parameter in group["params"]:
+                    before = self._sums.get(id(parameter))
+                    if before is None:
+                        continue
+                    if _got_gradient(optimizer, group, parameter) if decays else before != _sums(parameter):
+                        moved.add(id(parameter))
+        return moved
+
+
+def _sums(parameter: Tensor) -> tuple[float, float]:
+    values = getattr(parameter, "_local_tensor", parameter).detach()
+    return values.sum(dtype=float64).item(), values.abs().sum(dtype=float64).item()
+
+
+def _got_gradient(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tensor) -> bool:
+    """Return whether averages of gradients show one; not if the optimizer adds the decay of weights to gradients."""
+    if not (isinstance(optimizer, AdamW) or group.get("decoupled_weight_decay")):
+        return False
+    state = optimizer.state.get(parameter, {})
+    return any(isinstance(state.get(name), Tensor) and not _is_zero(state[name]) for name in ("exp_avg", "exp_avg_sq"))
 
 
 def _reached(nodes: Sequence[Any], ends: Container[object] = FLAT) -> tuple[set[Any], list[Any]]:
@@ -137,19 +169,29 @@ def _is_zero(gradient: Tensor) -> bool:
 def line_of_call(models: Iterable[nn.Module], operator: str) -> tuple[str, str]:
     """Return the method and the place of the single line that calls an operator in the files of the models' classes.
 
-    Empty texts if there are several lines or none, or if a class of a library might call it.
+    Empty texts if there are several lines or none, such as one more in another file of the program, or if a class of a
+    library might call it.
     """
     codes = [*_methods(models)]
     if any(code is None for code in codes):
         return "", ""
     own = [code for code in codes if code is not None]
-    lines = [(file, line) for file in {code.co_filename for code in own} for line in _calls(file, operator)]
+    files = {code.co_filename for code in own} | {*_own_modules()} if own else set[str]()
+    lines = [(file, line) for file in files for line in _calls(file, operator)]
     if len(lines) != 1:
         return "", ""
     file, line = lines[0]
     numbers = ((code, [each for *_, each in code.co_lines() if each]) for code in own if code.co_filename == file)
     around = [code for code, known in numbers if min(known) <= line <= max(known)]
     return (around[0].co_qualname.replace("<locals>.", ""), f"{Path(file).name}:{line}") if around else ("", "")
+
+
+def _own_modules() -> Iterator[str]:
+    """Yield the files of the imported modules outside of libraries, which may call it for a model."""
+    for module in [*sys.modules.values()]:
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and file.endswith(".py") and is_own(file):
+            yield file
 
 
 def _methods(models: Iterable[nn.Module]) -> Iterator[CodeType | None]:
@@ -165,14 +207,13 @@ def _methods(models: Iterable[nn.Module]) -> Iterator[CodeType | None]:
 
 
 def _calls(file: str, operator: str) -> Iterator[int]:
-    """Yield the lines of a file that call a function or method of this name, such as `torch.round` and `x.round_`."""
+    """Yield the lines of a file with this name of an operator, such as `torch.round` and `x.round_`."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:  # such as a cell of a notebook with commands
         return
-    called = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
-    for each in called:
-        if isinstance(each, ast.Attribute) and each.attr.rstrip("_") == operator:
+    for each in ast.walk(tree):
+        if isinstance(each, ast.Attribute) and each.attr.rstrip("_") in ALIASES.get(operator, {operator}):
             is_other = isinstance(each.value, ast.Name) and each.value.id in _NOT_OF_TENSORS
             if not is_other and each.end_lineno is not None:
                 yield each.end_lineno

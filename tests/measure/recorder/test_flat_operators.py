@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.optim import SGD
+from torch.optim import SGD, Adam, AdamW
 
 from cs_systems.analysis.comparison.loop_findings import FLAT_OPERATORS
 from cs_systems.analysis.diagnosis import diagnose
@@ -47,11 +50,11 @@ class Passed(Function):
         return gradient
 
 
-def found(tmp_path: Path, loss: Loss, steps: int = 40, *, clears: bool = True) -> list[Any]:
+def found(tmp_path: Path, loss: Loss, steps: int = 40, *, clears: bool = True, made: Any = SGD) -> list[Any]:
     """Return the row of a loop with this loss, and the first cause that is told of it."""
     torch.manual_seed(0)
     model = Codec()
-    optimizer = SGD(model.parameters(), lr=0.01)
+    optimizer = made(model.parameters(), lr=0.01)
 
     def step() -> None:
         loss(model, torch.randn(32, WIDTH)).backward()
@@ -146,6 +149,25 @@ def test_large_graphs_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert found(tmp_path, CUT["round"]) == []
 
 
+def in_turns(codec: Codec, x: Tensor, steps: Iterator[int]) -> Tensor:
+    """Round in all steps but every 16th, as some programs add a term of the loss only in some steps."""
+    return squared(codec(x, torch.tanh if next(steps) % 16 == 15 else torch.round), x)
+
+
+@pytest.mark.parametrize("optimizer", [SGD, partial(SGD, momentum=0.9), Adam, partial(AdamW, weight_decay=0.1)])
+def test_parameters_that_another_step_moves_are_left_out(optimizer: Any, tmp_path: Path) -> None:
+    steps = count()
+    assert found(tmp_path, lambda codec, x: in_turns(codec, x, steps), made=optimizer) == []
+
+
+@pytest.mark.parametrize(
+    "optimizer", [partial(SGD, weight_decay=0.1), partial(Adam, weight_decay=0.1), partial(AdamW, weight_decay=0.1)]
+)
+def test_parameters_that_only_decay_are_found(optimizer: Any, tmp_path: Path) -> None:
+    row, _ = found(tmp_path, CUT["round"], made=optimizer)
+    assert row["parameters"] == 4
+
+
 class Single(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return (
@@ -167,6 +189,24 @@ def test_single_line_that_calls_an_operator_is_its_place() -> None:
 
 def test_operator_of_several_lines_has_no_place() -> None:
     assert line_of_call([Single(), Twice()], "round") == ("", "")
+
+
+class Default(nn.Module):
+    def forward(self, x: Tensor, rounded: Any = torch.cosh) -> Tensor:
+        self.shown = x.detach().cosh()
+        return rounded(x)  # type: ignore[no-any-return]
+
+
+def test_operator_that_is_also_named_without_a_call_has_no_place() -> None:
+    assert line_of_call([Default()], "cosh") == ("", "")
+
+
+def test_operator_that_another_file_calls_has_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "helpers_of_model.py").write_text("def cut(x):\n    return x.fix()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(flat_operators, "is_own", lambda file: "test_flat" in file or "helpers_of" in file)
+    importlib.import_module("helpers_of_model")
+    assert line_of_call([Single()], "fix") == ("", "")
 
 
 def test_operator_outside_of_the_classes_of_the_model_has_no_place() -> None:
