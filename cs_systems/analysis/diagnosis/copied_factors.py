@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
-from cs_systems.analysis.comparison.loop_findings import COPIED_FACTORS
+from cs_systems.analysis.comparison.loop_findings import COPIED_FACTORS, INNER_LINES
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis.product_order import place_of_products, saved
+from cs_systems.config import Phase
 from cs_systems.core.units import counted, human
 
 REMEDY = (
@@ -43,9 +44,22 @@ def find(evidence: Evidence) -> Diagnosis | None:
         f"{size} in all, {MADE[first['how']]}{more}; with the tensor itself it takes {saving.other_share:.0%} of the "
         "time"
     )
-    where = place_of_products(evidence, *filter(None, [_LINES.get(first["how"])]))
+    where = _place(evidence, _LINES.get(first["how"]))
     remedy = REMEDY.format(product=_FIRST if first["is_first"] else _SECOND)
     return Diagnosis(cause, remedy, step_s, takes=saving.takes, evidence=tuple({**row} for row in rows), where=where)
+
+
+def _place(evidence: Evidence, named: re.Pattern[str] | None) -> str:
+    """Return the line that copies, or, without a pattern of such lines, the one that multiplies; "" if several may."""
+    if named is None:
+        return place_of_products(evidence)
+    phases = {Phase.FORWARD.value, Phase.LOSS.value}
+    places = {
+        row["place"]
+        for row in INNER_LINES.of(evidence.tables)
+        if row["phase"] in phases and named.search(row["source"])
+    }
+    return place_of_products(evidence, named) if len(places) == 1 else ""
 
 
 RULE = Rule(find, refines=("small-operators",))

@@ -123,6 +123,7 @@ def _shape(edge: tuple[Any, int]) -> tuple[int, ...]:
 def _copies(edge: tuple[Any, int], readers: Mapping[Any, int]) -> _Copies | None:
     """Return the copies that a factor of a batched product consists of, one whole tensor after the other."""
     count, made, shape = 1, list[str](), _shape(edge)
+    is_cloned = is_copied = False
     while (name := operator_of(edge[0])) is not None and readers[edge[0]] == 1:
         below = {*edge[0].next_functions}
         if len(below) != 1 or (before := next(iter(below)))[0] is None:
@@ -139,10 +140,11 @@ def _copies(edge: tuple[Any, int], readers: Mapping[Any, int]) -> _Copies | None
             times = 1
         else:
             break
-        if name not in _VIEWS and (times > 1 or name == "Clone"):
+        is_cloned |= name == "Clone"
+        if times > 1:
             made.append(name)
+            is_copied |= name != "Expand" or is_cloned  # expand() after contiguous() makes no copies
         count, edge = count * times, before
-    is_copied = made and made != ["Expand"] * len(made)
     if count == 1 or not is_copied or math.prod(_shape(edge)) * count != math.prod(shape):
         return None
     how = next((each.lower() for each in made if each.lower() in COPIES), "expand")

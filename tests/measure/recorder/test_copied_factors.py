@@ -72,11 +72,17 @@ OTHERS: dict[str, Product] = {
     "a part written": lambda w, x: written(torch.stack([w] * len(x))) @ x,
     "read twice": lambda w, x: (copies := torch.stack([w] * len(x))) @ x + copies.mean(),
     "without gradient": lambda w, x: w.detach().repeat(len(x), 1, 1, 1) @ (x * w.mean()),
+    "expanded after a copy": lambda w, x: torch.bmm(flat(w.mT).expand(len(x), -1, -1), x[..., 0].clone()),
     "elementwise": lambda w, x: (torch.stack([w] * len(x)) * x.transpose(2, 3)).sum(3),
     "small": lambda w, x: w[:2].repeat(len(x), 1, 1, 1) @ x[:, :2],
     "linear": lambda w, x: functional.linear(x[..., 0].repeat(2, 1, 1) * w.mean(), w[0]),
     "one matrix for all": lambda w, x: torch.bmm(w.expand(1, -1, -1, -1)[0], x[0]),
 }  # fmt: skip
+
+
+def flat(w: Tensor) -> Tensor:
+    """Return the weights as one contiguous matrix with a column per input."""
+    return w.transpose(1, 2).contiguous().view(-1, CAPSULES)
 
 
 def written(copies: Tensor) -> Tensor:
