@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,10 +47,11 @@ class Kept(NamedTuple):
 
 
 class Named(NamedTuple):
-    """Value, and the file whose lines use it by the last part of its name."""
+    """Value, the file whose lines use it by the last part of its name, and its function or its object's class."""
 
     value: Any
     file: str
+    owner: CodeType | type
 
 
 @untraced
@@ -90,30 +91,32 @@ def named_values(frame: FrameType | None) -> Iterator[tuple[str, Named]]:
                 if name.startswith("__") or id(value) in seen:
                     continue
                 seen.add(id(value))
-                yield from _inside(name, value, file)
+                yield from _inside(name, value, file, frame.f_code)
             if is_function and isinstance(names, dict):
                 names.clear()  # Python stores this copy in the frame, so it would keep the tensors alive
             del names
         frame = frame.f_back
 
 
-def _inside(name: str, value: Any, file: str, depth: int = DEPTH) -> Iterator[tuple[str, Named]]:
-    yield name, Named(value, file)
+def _inside(
+    name: str, value: Any, file: str, owner: CodeType | type, depth: int = DEPTH
+) -> Iterator[tuple[str, Named]]:
+    yield name, Named(value, file, owner)
     if type(value) is dict and len(value) <= MOST_KEYS:
         for key, inner in value.items():
             if isinstance(key, str) and type(inner) in (list, deque):
-                yield f"{name}[{key!r}]", Named(inner, file)
+                yield f"{name}[{key!r}]", Named(inner, file, owner)
     elif (own := _own_file(type(value))) is not None and isinstance(getattr(value, "__dict__", None), dict):
         for attribute, inner in [*vars(value).items()][:MOST_NAMES]:
             if attribute.startswith("_"):
                 continue
             if type(inner) in (*CONTAINERS, *ARRAYS):
-                yield f"{name}.{attribute}", Named(inner, own)
+                yield f"{name}.{attribute}", Named(inner, own, type(value))
             elif depth > 1 and _own_file(type(inner)) is not None:
-                yield from _inside(f"{name}.{attribute}", inner, own, depth - 1)
+                yield from _inside(f"{name}.{attribute}", inner, own, type(value), depth - 1)
         for attribute, inner in [*vars(type(value)).items()][:MOST_NAMES]:
             if isinstance(inner, CACHE):
-                yield f"{type(value).__name__}.{attribute}", Named(inner, own)
+                yield f"{type(value).__name__}.{attribute}", Named(inner, own, type(value))
 
 
 def _own_file(kind: type) -> str | None:

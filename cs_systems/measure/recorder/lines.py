@@ -44,14 +44,14 @@ def own_python(
     goes_into_loss: Callable[[tuple[Line, ...]], bool] = lambda _: False,
     polled: Callable[[Line], str | None] = lambda _: None,
     calls_phase: Callable[[Line], bool] = lambda _: False,
-    read_all: Callable[[Line], Longer | None] = lambda _: None,
+    read_all: Callable[[Line, float], Longer | None] = lambda *_: None,
 ) -> list[found.OwnPythonRow]:
     """Return a row per own function and phase of these samples, in seconds of a timed step.
 
     feeds_model: returns whether the lines compute an input of the model. goes_into_loss: the same of the loss, for
     forward passes without gradients and for lines outside of the phases. polled: returns what a loop around a sleep
     looks at. calls_phase: returns whether a line is known to call a model or a backward pass, also where no sample was
-    taken inside of it. read_all: returns what a line reads, if that gets longer in each step.
+    taken inside of it. read_all: returns what a line reads in this time, if that gets longer in each step.
     """
     by_phase: Counter[str] = Counter()
     times: dict[tuple[str, CodeType, bool], Counter[Line]] = {}
@@ -99,7 +99,7 @@ def own_python(
         )
         if (looked_at := polled(most)) is not None:
             rows[-1]["polls"] = looked_at
-        if (read := read_all(most)) is not None:
+        if (read := read_all(most, rows[-1]["time_s"] * rows[-1]["place_share"])) is not None:
             rows[-1] |= {"reads": read.name, "reads_more": read.per_step}
         if phase == OTHER and any(goes_into_loss(chains[line]) for line in lines):
             rows[-1]["feeds_loss"] = True

@@ -52,7 +52,7 @@ from cs_systems.measure.recorder.lines import (
     slow_steps,
 )
 from cs_systems.measure.recorder.memory import Memory
-from cs_systems.measure.recorder.observers import ModelCall, Observer, Period, Timing
+from cs_systems.measure.recorder.observers import UNTIMED, ModelCall, Observer, Period, Timing
 from cs_systems.measure.recorder.other_programs import OtherPrograms
 from cs_systems.measure.recorder.phases import BACKWARD, FORWARD, INPUT, OPTIMIZER, Moment
 from cs_systems.measure.recorder.stacks import CoreQueue, Line, Sample, Sampler, function_of, own_lines, place_of
@@ -108,7 +108,7 @@ class Watch(Observer):
         self._sizes: dict[str, int] = {}
         self._sized_at = 0
         self._kept: kept.Kept | None = None
-        self._lengths: dict[tuple[str, str], int] = {}
+        self._lengths: list[tuple[int, lengths.Look]] = []
         self._growing: list[lengths.Longer] = []
         self._model_calls = ModelCalls()
         self.all_sampled = range(0)  # the steps that were sampled from their start
@@ -256,9 +256,12 @@ class Watch(Observer):
         self._end_profile()
         if period in (Period.PROFILED, Period.HISTORY):
             self._profiled_from = len(self.durations_s)
+        if period is Period.FIRST:
+            self._lengths.clear()
+        elif period in UNTIMED or period is Period.TIMED:
+            self._lengths.append((len(self.durations_s), lengths.of(sys._getframe(1))))
         if period is Period.TIMED:
             self._sizes, self._sized_at = kept.sizes(sys._getframe(1)), len(self.durations_s)
-            self._lengths = lengths.of(sys._getframe(1))
         elif period in (Period.PROFILED, Period.HISTORY, Period.SAMPLED):
             self.sample_all(period is not Period.HISTORY)
 
@@ -300,7 +303,8 @@ class Watch(Observer):
         """Find what has got longer in the timed steps, and the container that has grown, if memory grows."""
         steps = len(self.durations_s) - self._sized_at
         if steps >= FEWEST_STEPS:
-            self._growing = lengths.grown(self._lengths, lengths.of(sys._getframe(1)), steps)
+            looks = [*self._lengths, (len(self.durations_s), lengths.of(sys._getframe(1)))]
+            self._growing = lengths.grown(looks)
             if self._grows():
                 self._kept = kept.grown(sys._getframe(1), self._sizes, steps)
 
@@ -346,7 +350,7 @@ class Watch(Observer):
                 calls.go_into_loss,
                 calls.polled,
                 calls.are_made_by,
-                functools.partial(lengths.read_at, longer=self._growing),
+                lambda line, line_s: lengths.read_at(line, self._growing, line_s),
             )
             usually = Usual(
                 kinds[0].median_s,
