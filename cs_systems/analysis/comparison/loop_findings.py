@@ -77,6 +77,7 @@ class SlowStepsRow(TypedDict):
     looks: NotRequired[int]  # samples of the extra time in `function`
     as_usual: NotRequired[bool]  # usual steps spend nearly as large a share in this place
     worked_share: NotRequired[float | None]  # extra CPU time of the process, as a share of extra_s; None if unknown
+    makes_order: NotRequired[bool]  # a sampler's order of the samples takes the time, and not the loader or its workers
 
 
 class CollectionRow(TypedDict):

@@ -32,7 +32,10 @@ IN_EACH_STEP = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.CLIP, Phase.OPT
 EVALUATION = "evaluate less often or on fewer batches"
 LOOK = "see what the loop does there besides a usual step"
 REMEDY = "do this less often, or make it faster"
-KEEP_WORKERS = "make the data loader once, and keep its workers between epochs (persistent_workers=True)"
+KEEP_WORKERS = (
+    "make the data loader once, and keep its workers between epochs (persistent_workers=True); the time in which they "
+    "load the first batch of an epoch remains"
+)
 
 
 def steps_of(row: SlowStepsRow) -> str:
@@ -79,7 +82,7 @@ def find(evidence: Evidence) -> Diagnosis | None:
             cause = f"{cause}: {called_at(function, place, calls)}"
             work = host_work(calls or "")
             remedy = work.remedy if work else REMEDY
-            if most.get("waits_for_batch"):
+            if most.get("waits_for_batch") and not most.get("makes_order"):
                 begins, remedy = _beginning(most, evidence) if begun else ("", LOAD)
                 cause = f"{cause}, which {begins}loads the next batch"
     else:

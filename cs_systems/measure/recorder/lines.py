@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -30,6 +31,7 @@ MOST_ROWS = 10
 MOST_INNER = 40
 # Methods that write a log, in a function that itself calls no phase.
 WRITES = {"write", "writelines", "writerow", "add_scalar", "add_scalars", "add_histogram", "dump", "log_metrics"}
+_WAITS = re.compile(r"\bnext\(|\b(?:in|from|iter)\b.*(?:load|batch)", re.IGNORECASE)
 INNER = (FORWARD, LOSS, BACKWARD)  # phases of the model, in which own lines are found too
 UPDATING = (BACKWARD, OPTIMIZER)
 _At = tuple[CodeType, int]  # a function and the number of one of its lines
@@ -360,7 +362,13 @@ def slow_steps(
         "sampled": len(whole),
         "looks": len(inside),
         "worked_share": None if worked_s is None or extra_s <= 0 else worked_s / extra_s,
+        "makes_order": line is not None and makes_order(function_of(line), source_of(line)),
     }
+
+
+def makes_order(function: str | None, source: str) -> bool:
+    """Return whether a line of an iterator works itself, and does not wait for the batches of another one."""
+    return (function or "").endswith("__iter__") and not _WAITS.search(source)
 
 
 DEEPER = 0.5  # share of the samples in one function; above it, that function is named instead of its caller

@@ -2125,6 +2125,20 @@ def test_only_workers_that_are_started_again_are_to_be_kept(started: int, says: 
     assert ("persistent" in found.remedy) == bool(started)
 
 
+def test_order_that_a_sampler_makes_is_no_start_of_workers() -> None:
+    found_of = slow(every=10, waits_for_batch=True, makes_order=True, without_gradients=False)
+    tables = {"slow_steps": [found_of], "iterators": [{"steps": 30, "with_new": 3, "started": 3}]}
+    (found,) = apply_rules(loop(tables)).diagnoses
+    assert "workers" not in found.cause + found.remedy
+
+
+@pytest.mark.parametrize("again", [[], [inner("Net.forward", 9, 0.002, source="y = torch.stack(parts)")]])
+def test_copies_have_a_place_if_one_line_alone_may_make_them(again: list[Any]) -> None:
+    line = inner("Net.forward", 8, 0.001, source="w = torch.stack([self.weights] * len(x))")
+    (found,) = causes(loop({"copied_factors": [COPIED], "inner_lines": [line, *again]}))
+    assert found.where == ("" if again else "Net.forward() at train.py:8")
+
+
 @pytest.mark.parametrize(
     ("source", "tensor"),
     [

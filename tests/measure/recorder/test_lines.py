@@ -13,7 +13,15 @@ import pytest
 from cs_systems.analysis.comparison.loop_findings import CALLS
 from cs_systems.core.step_kinds import StepKind
 from cs_systems.measure.recorder.batches import ModelCalls
-from cs_systems.measure.recorder.lines import Usual, common_line, lines_of, own_python, places_of, slow_steps
+from cs_systems.measure.recorder.lines import (
+    Usual,
+    common_line,
+    lines_of,
+    makes_order,
+    own_python,
+    places_of,
+    slow_steps,
+)
 from cs_systems.measure.recorder.stacks import Line, Sample, is_own, line_of
 
 PROGRAM = """
@@ -164,3 +172,20 @@ def test_lines_outside_of_the_phases_from_which_the_loss_is_computed_are_marked(
 def test_program_below_the_prefix_of_python_is_own() -> None:
     assert is_own(f"{sys.prefix}/src/app/train.py")
     assert not is_own(f"{sysconfig.get_path('purelib')}/library/train.py")
+
+
+@pytest.mark.parametrize(
+    ("function", "source", "expected"),
+    [
+        ("Buckets.__iter__", "order = sorted(range(len(self.lengths)), key=self.lengths.__getitem__)", True),
+        ("Buckets.__iter__", "for n in torch.randperm(self.count).tolist():", True),
+        ("Buckets.__iter__", "return iter([n for n in order if n < self.count])", True),
+        ("Endless.__iter__", "for batch in self.loader:", False),
+        ("Endless.__iter__", "yield from self.loader", False),
+        ("Endless.__iter__", "batch = next(self.batches)", False),
+        ("main", "for x in data:", False),
+        (None, "trainer.fit(model)", False),
+    ],
+)
+def test_order_of_a_sampler_is_made_by_its_iterator(function: str | None, source: str, expected: bool) -> None:
+    assert makes_order(function, source) is expected
