@@ -7,7 +7,7 @@ from cs_systems.analysis.comparison.loop_findings import ITERATORS, OWN_PYTHON, 
 from cs_systems.analysis.diagnosis import Diagnosis, Rule
 from cs_systems.analysis.diagnosis._evidence import Evidence
 from cs_systems.analysis.diagnosis._measured import after
-from cs_systems.analysis.diagnosis.own_python import FEWEST, named, started_collections
+from cs_systems.analysis.diagnosis.own_python import FEWEST, NOTABLE, named, started_collections
 from cs_systems.analysis.replay import InputRemoved
 from cs_systems.config import Phase
 from cs_systems.core.statistics import quantile
@@ -19,13 +19,14 @@ IN_MEMORY = (
     "torch.randperm(len(x)) as indices to shuffle them, where the DataLoader puts single rows together"
 )
 ONCE = "decompose matrices that are the same in each epoch once, before the loop; else "
+READY_S = 2e-3  # a batch that workers have ready is taken from their queue in about this time
 MOSTLY = 0.5  # share of the steps with a new iterator; above it, this is not the start of an epoch
 
 
 def find(evidence: Evidence) -> Diagnosis | None:
     """Find the time that the phase `input` or the data loader takes; the same batch again shows what it would save."""
     step_s, waited_s = evidence.step_s, evidence.input_s
-    if step_s is None or not waited_s or waited_s < _noise_s(evidence):
+    if step_s is None or not waited_s or waited_s < _least_s(evidence, step_s):
         return None
     is_anew, collected = iterates_anew(evidence), started_collections(evidence, Phase.INPUT)
     waited_s = min(step_s, waited_s + sum(row["time_s"] for row in ends_of_iterators(evidence)))
@@ -77,15 +78,17 @@ def ends_of_iterators(evidence: Evidence) -> list[OwnPythonRow]:
     return [row for row in rows if row.get("calls") in ("iter", "next")]
 
 
-def _noise_s(evidence: Evidence) -> float:
-    """Return how much the rest of a loop's step varies: half of the range of its middle 80%.
+def _least_s(evidence: Evidence, step_s: float) -> float:
+    """Return the shortest wait of a loop that counts.
 
-    If other programs keep the machine busy, they also slow down the workers of a data loader.
+    It is half of the range of the rest's middle 80%, since other programs that keep the machine busy slow down the
+    workers of a data loader, too; and at least the time in which a ready batch is taken, up to a tenth of the step.
     """
     if evidence.measurement is None or not evidence.is_loop or evidence.has_mixed_steps:
         return 0.0
     rest_s = [s.wall_s - s.phases_s[Phase.INPUT] for s in evidence.measurement.timed]
-    return (quantile(rest_s, 0.9) - quantile(rest_s, 0.1)) / 2 if rest_s else 0.0
+    noise_s = (quantile(rest_s, 0.9) - quantile(rest_s, 0.1)) / 2 if rest_s else 0.0
+    return max(noise_s, min(READY_S, NOTABLE * step_s))
 
 
 RULE = Rule(find)
