@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -70,21 +70,16 @@ class Subject:
 
     def name_of(self, parameter: Tensor) -> str | None:
         """Return a parameter's name in the first model that has it, such as `Net.head.weight`; None for others."""
-        names = (
-            f"{type(model).__name__}.{name}"
-            for model in self.models
-            for name, each in model.named_parameters()
-            if each is parameter
-        )
-        return next(names, None)
+        return next((name for name, each in self._named() if each is parameter), None)
 
     def names(self) -> dict[int, str]:
         """Return the same names of all parameters of the models, by the parameter's `id`."""
-        return {
-            id(parameter): f"{type(model).__name__}.{name}"
-            for model in self.models
-            for name, parameter in model.named_parameters()
-        }
+        return {id(parameter): name for name, parameter in self._named()}
+
+    def _named(self) -> Iterator[tuple[str, Tensor]]:
+        for model in self.models:
+            for name, parameter in model.named_parameters():
+                yield f"{type(model).__name__}.{name}", parameter
 
     def forget(self) -> None:
         """Forget the program's objects, because the program may delete them from now on."""
